@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from learner.evaluation.results import EvaluationResult
 from learner.reports.history import Entry, RunHistory, lines_of, objects_in
@@ -36,12 +36,17 @@ def read_past(
     """
     history, wall_s = RunHistory(_step, _event_record), 0.0
     counted_until_s: float | None = last_time_s
+    timed = set[int]()
     for line in lines_of(path, at=from_byte):
         entry: Entry = history.add(line) or {}
         match entry:
             case {"kind": "step", "time_s": int() | float() as time_s}:
                 counted_until_s = _began_at(entry) if counted_until_s is None else counted_until_s
                 wall_s, counted_until_s = wall_s + max(0.0, time_s - counted_until_s), time_s
+                timed.add(entry["step"])
+            case {"kind": "replay", "step": int() as step} if step > after_step and step not in timed:
+                wall_s += trained_again_s(entry)
+                timed.add(step)
             case {"kind": "resume"}:
                 counted_until_s = None  # until the next step begins nothing is trained
     if history.unread:
@@ -54,6 +59,11 @@ def read_past(
         evaluations=[record for record in records if isinstance(record, EvaluationResult)],
         wall_s=wall_s,
     )
+
+
+def trained_again_s(step: Mapping[str, Any]) -> float:
+    """Seconds of a step that was trained from the log, where its first time is not known."""
+    return float(step["train_s"] + step["copy_s"])
 
 
 def _began_at(step: Entry) -> float:

@@ -24,7 +24,7 @@ from pathlib import Path
 from learner.evaluation.results import EvaluationResult
 from learner.journal.files import LineFile, anyone, ignore
 from learner.leases.task_draws import DrawnTasks
-from learner.reports.past_records import began_unix_s, read_past
+from learner.reports.past_records import began_unix_s, read_past, trained_again_s
 from learner.reports.run_monitor import GeneratorsLoad
 from learner.reports.stalled_training import Doubts
 from learner.reports.tally import RewardsSeen, StepRecord, Tally
@@ -74,7 +74,7 @@ class Records:
         self.tally = Tally()
         self.rewards_seen = RewardsSeen()
         self.former_s = 0.0
-        """Seconds that the run's former lives trained."""
+        """Seconds that the run's former lives trained, and this one on steps of which nothing else is known."""
         self.former_steps = 0
         self._doubts = doubts or Doubts()
         self._startup_wait_s: float | None = None
@@ -172,6 +172,8 @@ class Records:
         with self._lock:
             if self.tally.last_step < record.step:  # the life that logged it died before it noted it
                 self.tally.step(record)
+                self.tally.wall_s += trained_again_s(dataclasses.asdict(record))
+                self.former_s = self.tally.wall_s
             self._write_step("replay", record, metrics, lag_bound=lag_bound, level=None)
 
     def _write_step(

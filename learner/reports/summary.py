@@ -96,13 +96,13 @@ def summarize(
         reward_last=reward_last,
         steps=tally.steps,
         train_wall_s=train_wall_s,
-        completions_per_s=tally.trajectories / train_wall_s,
-        tokens_per_s=tally.sampled_tokens / train_wall_s,
+        completions_per_s=_per(tally.trajectories, train_wall_s),
+        tokens_per_s=_per(tally.sampled_tokens, train_wall_s),
         lag_histogram=tally.lag_counts,
         token_lag_histogram=tally.token_lag_counts,
         max_lag=max_lag,
         max_lag_seen=tally.lag_max,
-        learner_wait_share=tally.wait_s / train_wall_s,
+        learner_wait_share=_per(tally.wait_s, train_wall_s),
         generator_idle_share=generator_idle_share,
         publish_s_median=publish_s_median,
         publish_s_max=publish_s_max,
@@ -120,6 +120,11 @@ def summarize(
         success_reward=success_reward,
         max_lag_of_reused=max_lag_of_reused,
     )
+
+
+def _per(amount: float, seconds: float) -> float:
+    """0 of a run that took no time that anybody knows of."""
+    return amount / seconds if seconds > 0 else 0.0
 
 
 def _ms(seconds: float | None) -> str:

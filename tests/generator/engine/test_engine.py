@@ -166,6 +166,31 @@ async def test_a_bucket_with_a_wrong_hash_leaves_the_old_weights_serving(rig: Ri
     assert await rig.engine.fingerprint() == before
 
 
+async def test_a_load_that_fails_before_it_touches_the_weights_leaves_them_and_their_version(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = await rig.publish()
+    good = rig.policy.snapshot()
+    rig.policy.change(seed=13)
+    later = rig.next_version()
+    await rig.stage(pack(rig.policy.tensors()), version=later)
+
+    async def refused() -> list[str]:
+        return [LoadReport(error="nothing was loaded").to_json()]
+
+    monkeypatch.setattr(rig.engine, "_load_answers", refused)
+    with pytest.raises(WeightSyncError, match="nothing was loaded") as failed:
+        await rig.engine.commit(version=later)
+    monkeypatch.undo()
+    assert not failed.value.unloaded
+    rig.policy.restore(good)
+    completions = await sample(rig)
+    assert max(largest_gap(rig, completion) for completion in completions) < TOLERANCE
+    assert {span.version for completion in completions for span in completion.spans} == {version}
+    rig.sender = None
+    await rig.publish()
+
+
 async def test_a_silent_sender_leaves_the_old_weights_serving_and_a_new_group_works(rig: Rig) -> None:
     version = await rig.publish()
     await rig.connect(bucket_timeout_s=1.0)

@@ -203,6 +203,24 @@ def run_of_two_steps(records: Records) -> None:
     records.evaluation(evaluated(2, 0.875))
 
 
+def test_steps_of_which_a_power_loss_took_all_records_took_the_time_of_their_replay(tmp_path: Path) -> None:
+    """A run that ends with them would have trained them in no time."""
+    with Records(folder=tmp_path, total_steps=2) as records:
+        records.resume(version=2, incarnation=2)
+        assert records.former_s == 0
+        for step in (1, 2):
+            records.replay(record(step=step), step_metrics())
+        kept = records.progress()
+        summary = summarize(records, books=BOOKS, max_lag=4, train_wall_s=records.former_s, generator_idle_share=None)
+    assert (summary.steps, summary.train_wall_s) == (2, 2.5)
+    for progress in ({}, kept):  # of the next life: from its lines, and from a checkpoint
+        with Records(folder=tmp_path, total_steps=2) as records:
+            records.resume(version=2, incarnation=3, progress=progress)
+            assert records.former_s == 2.5
+    unknown = summarize(records, books=BOOKS, max_lag=4, train_wall_s=0.0, generator_idle_share=None)
+    assert (unknown.completions_per_s, unknown.tokens_per_s, unknown.learner_wait_share) == (0, 0, 0)
+
+
 def test_an_accuracy_of_nothing_beside_rewards_says_what_would_be_right(tmp_path: Path) -> None:
     with Records(folder=tmp_path, total_steps=2) as records:
         run_of_two_steps(records)
@@ -456,7 +474,7 @@ def test_a_resumed_run_knows_the_records_of_its_former_lives(tmp_path: Path) -> 
         summary = summarize(records, books=BOOKS, max_lag=4, train_wall_s=records.former_s, generator_idle_share=None)
         assert (records.tally.steps, len(records.tally.reward.values)) == (4, 4)
         assert records.former_steps == 2
-        assert records.former_s == 9.0
+        assert records.former_s == 10.25, "and that of step 3, which was trained again"
     assert (summary.accuracy_before, summary.steps) == (0.125, 4)
     assert summary.lag_histogram == {0: 4, 1: 9, 2: 3}
     steps = [(entry["kind"], entry["step"]) for entry in entries_in(tmp_path) if entry["kind"] in ("step", "replay")]

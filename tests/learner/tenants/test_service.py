@@ -1080,6 +1080,24 @@ async def test_unloading_a_model_makes_room_for_another_one(tmp_path: Path) -> N
         await client.model(1)
 
 
+async def test_operations_that_share_a_pass_get_their_own_results(tmp_path: Path) -> None:
+    async with served(tmp_path) as parts:
+        client = parts.client()
+        models = [await client.model(number) for number in range(3)]
+        texts = [(1, 2, 3), (4, 5), (1, 6, 2, 3)]
+        alone = [
+            await client.result(await client.train(*given)) for given in zip(models, (1, 1, 1), texts, strict=True)
+        ]
+        before = parts.service.training.rounds
+        async with parts.service.training._turn_lock:
+            sent = [await client.train(model_id, 2, text) for model_id, text in given]
+        together = [await client.result(each) for each in sent]
+        assert parts.service.training.rounds == before + 1
+    losses = [each["loss:sum"] for each in alone]
+    assert len(set(losses)) == 3
+    assert [each["loss:sum"] for each in together] == pytest.approx(losses, abs=1e-6)
+
+
 async def test_a_damaged_snapshot_fails_its_model_alone(tmp_path: Path) -> None:
     async with served(tmp_path, snapshot_every=1) as parts:
         client = parts.client()

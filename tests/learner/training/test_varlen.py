@@ -122,10 +122,14 @@ def test_every_row_of_a_batch_has_spans() -> None:
         assert pack(batch, np.zeros(0, dtype=np.int64), prefixes=prefixes).index.spans is not None
 
 
-def test_gradients_of_a_shared_token_are_added_in_float32() -> None:
-    # 256 times 1 and once 2^-8: bfloat16 has 8 bits, so that its own sum stays at 256 for each further 1.
-    flat = torch.zeros(1, 1, dtype=torch.bfloat16, requires_grad=True)
-    places = torch.zeros(600, dtype=torch.int64)
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+def test_gradients_of_a_shared_token_are_added_in_float32(device: str) -> None:
+    # On a CPU torch adds bfloat16 so anyway. On a GPU its sum has 8 bits, and stays at 256 for each further 1.
+    flat = torch.zeros(1, 1, dtype=torch.bfloat16, device=device, requires_grad=True)
+    places = torch.zeros(600, dtype=torch.int64, device=device)
     (grad,) = torch.autograd.grad(gather_summing(flat, places).sum(), flat)
     assert grad.item() == 600
 
