@@ -491,8 +491,8 @@ class TenantService:
             if entry.unloaded:
                 self._snapshots.remove(entry.model_id)
             facts = self._snapshots.covered.get(entry.model_id)
-            model = self.models.add_model(entry, covered=None if facts is None else facts.seq_id)
-            model.damage = self._snapshots.damage(entry.model_id)
+            known = self.models.add_model(entry, covered=None if facts is None else facts.seq_id)
+            known.damage = self._snapshots.damage(entry.model_id)
             if facts is not None:
                 self._resume_results(entry)
         for (model_id, seq_id), logged in sorted(recovered.operations.items()):

@@ -1084,10 +1084,8 @@ async def test_operations_that_share_a_pass_get_their_own_results(tmp_path: Path
     async with served(tmp_path) as parts:
         client = parts.client()
         models = [await client.model(number) for number in range(3)]
-        texts = [(1, 2, 3), (4, 5), (1, 6, 2, 3)]
-        alone = [
-            await client.result(await client.train(*given)) for given in zip(models, (1, 1, 1), texts, strict=True)
-        ]
+        given = list(zip(models, [(1, 2, 3), (4, 5), (1, 6, 2, 3)], strict=True))
+        alone = [await client.result(await client.train(model_id, 1, text)) for model_id, text in given]
         before = parts.service.training.rounds
         async with parts.service.training._turn_lock:
             sent = [await client.train(model_id, 2, text) for model_id, text in given]
