@@ -56,7 +56,7 @@ Setting = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Trial:
+class SettingsTrial:
     """The settings of a seed that the check let through, how many were drawn, and the end of their run: its exit code,
     None if it was not run, or did not end.
     """
@@ -174,7 +174,7 @@ def complaints(settings: Sequence[Setting], *, folder: Path) -> list[str]:
             return list(error.problems)
 
 
-def run(trial: Trial, *, folder: Path) -> Trial:
+def run(trial: SettingsTrial, *, folder: Path) -> SettingsTrial:
     """The trial with the end of its run."""
     command = [str(Path(sys.executable).with_name("headway")), "up", str(CONFIG), *trial.words, *SHORT]
     command += ["--run.name", f"seed-{trial.seed}", "--run.directory", str(folder)]
@@ -189,10 +189,10 @@ def run(trial: Trial, *, folder: Path) -> Trial:
         except subprocess.TimeoutExpired:
             process.terminate()
             said, code = process.communicate()[0], None
-    return Trial(trial.seed, trial.settings, trial.drawn, code, time.monotonic() - began, said)
+    return SettingsTrial(trial.seed, trial.settings, trial.drawn, code, time.monotonic() - began, said)
 
 
-def table(trials: Sequence[Trial]) -> str:
+def table(trials: Sequence[SettingsTrial]) -> str:
     """The result in Markdown."""
     ended = [trial for trial in trials if trial.code == 0]
     lines = [
@@ -217,16 +217,16 @@ def table(trials: Sequence[Trial]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _end(trial: Trial) -> str:
+def _end(trial: SettingsTrial) -> str:
     return "well" if trial.code == 0 else "**not within its time**" if trial.code is None else f"**{trial.code}**"
 
 
-def trials_of(seeds: Iterable[int], *, most: int, folder: Path) -> Iterator[Trial]:
+def trials_of(seeds: Iterable[int], *, most: int, folder: Path) -> Iterator[SettingsTrial]:
     """A trial of each seed, not run yet."""
     for seed in seeds:
         drawn = draw(seed, most=most)
         left = allowed(drawn, folder=folder, source=random.Random(seed))
-        yield Trial(seed, tuple(left), len(drawn))
+        yield SettingsTrial(seed, tuple(left), len(drawn))
 
 
 def main() -> None:
@@ -238,7 +238,7 @@ def main() -> None:
     parser.add_argument("--result", type=Path, default=RESULT)
     arguments = parser.parse_args()
     first, _, last = arguments.seeds.partition("-")
-    done: list[Trial] = []
+    done: list[SettingsTrial] = []
     with tempfile.TemporaryDirectory() as folder:
         seeds = range(int(first), int(last or first) + 1)
         for made in trials_of(seeds, most=arguments.most, folder=Path(folder)):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.random_settings import Trial, complaints, draw, table, trials_of
+from benchmarks.random_settings import SettingsTrial, complaints, draw, table, trials_of
 from tests.headway.mistakes.small_model import small_model
 
 
@@ -30,7 +30,7 @@ def test_whatever_is_drawn_the_check_names_what_it_refuses_and_lets_the_rest_thr
 
 def test_the_table_tells_runs_that_did_not_come_to_their_end() -> None:
     settings = (("--learner.max-lag", "2"),)
-    text = table([Trial(1, settings, 3, 0), Trial(2, settings, 1, 1), Trial(3, (), 0, None)])
+    text = table([SettingsTrial(1, settings, 3, 0), SettingsTrial(2, settings, 1, 1), SettingsTrial(3, (), 0, None)])
     assert "| runs that came to their end | 1 |" in text
     assert "| 2 | `--learner.max-lag 2` | **1** |" in text
     assert "| 3 | `` | **not within its time** |" in text
