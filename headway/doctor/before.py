@@ -313,11 +313,13 @@ def _shape_problems_of_learner(configs: Configs) -> Iterator[str]:
     if learner is None:
         return
     assert isinstance(learner, LearnerConfig)
-    if learner.training.router.replay == "on" and has_experts(learner.model) is False:
-        yield (
-            f'[learner] training.router.replay is "on", and the model in {learner.model} has no experts: set it to '
-            '"auto" or "off", or name a mixture of experts'
-        )
+    router = learner.training.router
+    if has_experts(learner.model) is False:
+        dense = f"and the model in {learner.model} has no experts"
+        if router.replay == "on":
+            yield f'[learner] training.router.replay is "on", {dense}: set it to "auto" or "off", or name a mixture'
+        if router.aux_loss_coef:
+            yield f"[learner] training.router.aux_loss_coef is set, {dense}: leave it out, or name a mixture"
     heads, ranks = attention_heads(learner.model), learner.training.sequence_parallel
     if heads is not None and heads % ranks:
         yield (
@@ -328,12 +330,17 @@ def _shape_problems_of_learner(configs: Configs) -> Iterator[str]:
 
 def _shape_problems_of_generator(configs: Configs) -> Iterator[str]:
     from generator.config import GeneratorConfig
-    from protocol.fleet import attention_heads, positions
+    from protocol.fleet import attention_heads, has_experts, positions
 
     generator = configs.get("generator")
     if generator is None:
         return
     assert isinstance(generator, GeneratorConfig)
+    if generator.engine.routed_experts == "on" and has_experts(generator.model) is False:
+        yield (
+            f'[generator] engine.routed_experts is "on", and the model in {generator.model} has no experts: set it to '
+            '"auto" or "off", or name a mixture'
+        )
     most, given = positions(generator.model), generator.engine.max_model_len
     if most is not None and given is not None and given > most:
         yield (

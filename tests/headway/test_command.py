@@ -393,6 +393,8 @@ def test_the_gpus_are_shared_out_among_the_processes_that_name_none(
     [
         (("--generator.join.channel", "canary"), '[generator] join.channel is "canary", and [learner] release.enabled'),
         (("--learner.training.router.replay", "on"), "[learner] training.router.replay is "),
+        (("--learner.training.router.aux-loss-coef", "0.1"), "[learner] training.router.aux_loss_coef is set"),
+        (("--generator.engine.routed-experts", "on"), "[generator] engine.routed_experts is "),
     ],
 )
 def test_what_the_learner_would_refuse_later_is_refused_by_the_check(
