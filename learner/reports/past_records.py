@@ -62,8 +62,10 @@ def read_past(
 
 
 def trained_again_s(step: Mapping[str, Any]) -> float:
-    """Seconds of a step that was trained from the log, where its first time is not known."""
-    return float(step["train_s"] + step["copy_s"])
+    """Seconds of a step that was trained from the log, where its first time is not known. An earlier release may have
+    written less.
+    """
+    return float(step.get("train_s", 0.0) + step.get("copy_s", 0.0))
 
 
 def _began_at(step: Entry) -> float:

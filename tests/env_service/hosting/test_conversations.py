@@ -43,9 +43,9 @@ FULL = [
 ]
 
 
-@pytest.mark.parametrize(("isolation", "limits", "full"), FULL)
+@pytest.mark.parametrize(("isolation", "limits"), [("workers", {"most": 2}), ("process", {"processes": 2})])
 async def test_a_full_host_closes_the_conversation_that_was_silent_for_longest(
-    monkeypatch: pytest.MonkeyPatch, isolation: str, limits: dict[str, Any], full: str
+    monkeypatch: pytest.MonkeyPatch, isolation: str, limits: dict[str, Any]
 ) -> None:
     """As those of a caller that was killed are; a conversation that goes on keeps its place."""
     monkeypatch.setattr("env_service.hosting.pool._WAIT_S", 0.05)
