@@ -26,10 +26,11 @@ from aiohttp import web
 from benchmarks.fleets_learner import answer_lines
 from benchmarks.intake import group_of
 from protocol.codec import decode, encode, sealed
-from protocol.fleet import Announcement, Commit, CommitResult, JoinedGroup, PrepareResult, fingerprint_directory
+from protocol.fleet import Announcement, Commit, CommitResult, JoinedGroup, PrepareResult
 from protocol.generation import GeneratorState
 from protocol.messages import EnvironmentInfo, FinishedLease, Hello, Lease, LeaseGrant
 from protocol.model import PROTOCOL_VERSION
+from services.model_folder import fingerprint_directory
 
 TOKENS = 12
 HEARTBEAT_S = 2.0

@@ -117,7 +117,7 @@ def _padded(given: Given, _: bool) -> Step:
 def batch_of(given: Given, *, shared: bool) -> "list[TrainSequence]":
     """Random tokens; all completions of a group have its prompt if `shared`."""
     from learner.training.batch import TrainSequence
-    from protocol.fleet import vocabulary_size
+    from services.model_folder import vocabulary_size
 
     draw, vocabulary = np.random.default_rng(0), vocabulary_size(Path(given.model))
     sequences = []

@@ -41,7 +41,6 @@ from env_service.rollouts.rollout import Rollout
 from env_service.runtimes.images import ImageFault
 from env_service.runtimes.pool import RuntimePool, use_runtimes
 from env_service.status_notes import asked_rewards, send_notes
-from protocol.fleet import fingerprint_directory
 from protocol.messages import MAX_REASON_CHARS, EnvironmentInfo, Hello, Lease, ServingGenerator, TaskPart, WaitsFor
 from protocol.status import PeerStatus, QueueStatus, Report
 from services.http.app import OPEN_PATHS, create_app
@@ -55,6 +54,7 @@ from services.http.tls import client_tls
 from services.http.waiting import QUIET_S, Waiting
 from services.isolation.faults import CannotIsolate
 from services.load import LoadWindow
+from services.model_folder import fingerprint_directory
 from services.process import Stop, WrongSettings, run_loops
 from services.rewards.client import RewardClient
 from services.rewards.settings import ClientSettings, HedgeSettings, RewardService

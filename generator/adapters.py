@@ -24,11 +24,11 @@ from generator.engine.adapter_stamps import versioned
 from generator.engine.engine import AdapterUnfit, Engine
 from generator.weights.plan import WeightSyncError
 from protocol.adapters import ADAPTER_FILES, MAX_ADAPTER_BYTES, OfferedAdapter, adapter_name
-from protocol.fleet import SLOWEST_BYTES_PER_S
 from services.http.client import HttpClient, ServiceError
 from services.http.metrics import Metrics
 from services.http.refusals import RequestRefused
 from services.http.tls import TlsContext
+from services.model_folder import SLOWEST_BYTES_PER_S
 
 logger = logging.getLogger(__name__)
 

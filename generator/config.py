@@ -6,10 +6,11 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, JsonValue, SecretStr, field_validator, model_validator
 
 from generator.engine.options import extra_fault
-from protocol.fleet import Backend, Channel, WeightWay, positions, quantization
+from protocol.fleet import Backend, Channel, WeightWay
 from services.config.agreements import EqualTo, ModelFolder, Reaches
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.config.run_paths import WrittenPath
+from services.model_folder import positions, quantization
 from services.network import HttpAddress
 
 _USUAL_TOKENS = 2048

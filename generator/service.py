@@ -36,7 +36,7 @@ from generator.weight_sync import Puller, WeightSync
 from generator.weights.tree_download import TreeDownloads, TreeSources
 from generator.whole_targets import WholeTargets
 from protocol.adapters import WHOLE_FILES
-from protocol.fleet import PROBE_TIMEOUT_S, Announcement, fingerprint_directory, vocabulary_size, with_size
+from protocol.fleet import PROBE_TIMEOUT_S, Announcement
 from protocol.model import PROTOCOL_VERSION
 from protocol.status import PeerStatus, ProgressStatus, QueueStatus, Report
 from protocol.weight_tree import TREE_ROUTE
@@ -50,6 +50,7 @@ from services.http.tls import client_tls
 from services.http.waiting import Waiting
 from services.isolation.staging import staging_folder
 from services.load import LoadSample, LoadWindow
+from services.model_folder import fingerprint_directory, vocabulary_size, with_size
 from services.network import address_to, is_wildcard
 from services.process import Stop, WrongSettings
 from services.tracing import exporting_traces

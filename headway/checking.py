@@ -26,11 +26,11 @@ from headway.doctor.before import (
 )
 from headway.doctor.model import token_problems, unserved
 from headway.doubts import doubts, few_tasks, wrong_success
-from protocol.fleet import positions, template_file
 from protocol.messages import without_greedy_answer
 from services.config.agreements import ModelFolder, listened_on, places_of
 from services.config.models import ProcessConfig, RunConfig
 from services.config.options import nearest
+from services.model_folder import positions, template_file
 from services.process import WrongSettings
 from services.run_lock import holder_of, taken_text
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from services.config.sources import ConfigError
+from services.model_folder import experts_of
 
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _OF_ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 _INSTEAD = "give --parameters, --layers, --hidden, --kv-width and --vocabulary (and --active) instead of --model"
 
@@ -85,10 +85,9 @@ class _Mixture:
 
 
 def _mixture_of(found: Mapping[str, Any], path: Path) -> _Mixture:
-    experts = next((found[name] for name in _EXPERTS if found.get(name)), 1)
-    if experts == 1:
+    experts, chosen = experts_of(found.get)
+    if experts < 2:
         return _Mixture()
-    chosen = found.get("num_experts_per_tok")
     if not chosen:
         raise ConfigError([f"{path} has {experts} experts and no num_experts_per_tok: {_INSTEAD}"])
     hidden, width = found["hidden_size"], found.get("moe_intermediate_size") or found["intermediate_size"]

@@ -24,12 +24,12 @@ from headway.run_configs import read_command_lines
 from headway.served_folder import note_targets
 from headway.starting import prepared, process_command, restart_policy
 from headway.supervisor import StopLimits, Supervisor
-from protocol.fleet import positions
 from services.config.agreements import disagreements
 from services.config.devices import visible
 from services.config.models import HttpConfig, ProcessConfig
 from services.config.options import environment_name_of, nearest
 from services.config.sources import ConfigError
+from services.model_folder import positions
 from services.network import LOOPBACK, is_wildcard
 
 if TYPE_CHECKING:

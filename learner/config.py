@@ -20,13 +20,14 @@ from learner.teachers.config import TeacherConfig, check_size, check_teachers, c
 from learner.tenants.config import TinkerConfig
 from learner.training.config import GuardConfig, LoraConfig, TrainingConfig
 from learner.trust.config import TrustConfig
-from protocol.fleet import Backend, fingerprint_directory, quantization
+from protocol.fleet import Backend
 from services.config.agreements import EqualTo, Listens, ModelFolder
 from services.config.devices import is_worth_threads
 from services.config.made_with import settings_of
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.config.run_paths import WrittenPath
 from services.cores import cores
+from services.model_folder import fingerprint_directory, quantization
 from services.network import check_key_settings, is_http_address, is_loopback, is_wildcard
 from services.process import WrongSettings
 from services.rotating_secrets import SHORTEST_TOKEN, accepted

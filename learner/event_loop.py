@@ -54,7 +54,7 @@ from learner.weights.published import JoinReport, PublishedWeights, PublisherOpt
 from learner.weights.publisher import Publisher
 from learner.weights.tree import TREE_FOLDER, add_tree_routes, tree_readers
 from learner.what_if_form import checked, form_of
-from protocol.fleet import Fingerprints, fingerprint_directory, positions, vocabulary_size, with_size
+from protocol.fleet import Fingerprints
 from protocol.generation import Sampling
 from protocol.model import PolicyVersion
 from protocol.status import Status
@@ -67,6 +67,7 @@ from services.http.server import Listener, serve_http
 from services.http.status import RecentFailures, add_status_route
 from services.http.tls import client_tls
 from services.http.waiting import Waiting
+from services.model_folder import fingerprint_directory, positions, vocabulary_size, with_size
 from services.process import Stop
 from services.zmq.sockets import RouterSocket
 

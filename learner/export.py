@@ -26,9 +26,9 @@ from learner.training.policy import PolicyModel, TextFiles, host_copy, write_mod
 from learner.training.saved_parts import saved_weights
 from learner.training.score_model import ScoreModel, save_score_model
 from learner.training.trainer import NotFinite, check_snapshot
-from protocol.fleet import fingerprint_directory
 from protocol.rewards import REWARD_INPUT_FILE
 from services.config import made_with
+from services.model_folder import fingerprint_directory
 from services.process import WrongSettings
 from services.run_lock import holder_of
 

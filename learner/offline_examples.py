@@ -18,8 +18,8 @@ from learner.data.examples import DataTokenizer, TokenizedExample, check_lengths
 from learner.data.preferences import LabelledCompletion, PreferencePair, read_labelled, read_pairs
 from learner.data.sources import RecordError
 from learner.training.batch import Candidates, TrainSequence
-from protocol.fleet import positions
 from protocol.rewards import RewardFormat
+from services.model_folder import positions
 
 Unit = tuple[TrainSequence, ...]
 """Sequences that go together: one; the chosen and the rejected of a pair; or one and a mismatched one of its prompt."""

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from env_service.environments.interface import ChatMessage, Prompt, Tool, text_of
 from env_service.environments.rules import ToolFormat
 from env_service.environments.tool_formats import family_of
-from protocol.fleet import chat_template, positions, template_in
+from services.model_folder import chat_template, positions, template_in
 
 MARKER = "ZQMARKQZ"
 """Stands where a text is looked for in what a template renders."""

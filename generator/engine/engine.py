@@ -44,8 +44,9 @@ from generator.engine.socket_folder import make_socket_folder, remove_socket_fol
 from generator.weights.plan import POLICY_ADAPTER, LoadReport, WeightSyncError, check_plan, check_slices
 from protocol.adapters import AdapterSampleRequest
 from protocol.costs import CostSums
-from protocol.fleet import SLOWEST_BYTES_PER_S, JoinGroup, Prepare, SliceLayout, WorkerSlices, with_size
+from protocol.fleet import JoinGroup, Prepare, SliceLayout, WorkerSlices
 from protocol.generation import GeneratePart, Sampling
+from services.model_folder import SLOWEST_BYTES_PER_S, with_size
 from services.process import NeverServed
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from generator.engine.installed import architectures, cpu_head_sizes, latent_kinds
-from protocol.fleet import language_config
+from services.model_folder import language_config
 
 _HEAD_KEYS = ("head_dim", "hidden_size_per_head", "attention_head_dim")
 _OTHER_HEADS = "global_head_dim"

@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel
 
 from headway.doctor.trained_weights import adapter_count, parameter_count
-from protocol.fleet import model_bytes
 from protocol.model import PROTOCOL_VERSION
 from services.config.agreements import FieldPlace, ModelFolder, Reaches, disagreements, listened_on, places_of
 from services.config.devices import visible
@@ -30,6 +29,7 @@ from services.config.models import ProcessConfig
 from services.cores import usable_cores
 from services.local_processes import is_here, listener_of
 from services.memory import available_memory
+from services.model_folder import model_bytes
 from services.secret_files import SecretFileError, check_only_ours
 
 GIB = 1 << 30
@@ -307,7 +307,7 @@ def shape_problems(configs: Configs) -> Iterator[str]:
 
 def _shape_problems_of_learner(configs: Configs) -> Iterator[str]:
     from learner.config import LearnerConfig
-    from protocol.fleet import attention_heads, has_experts
+    from services.model_folder import attention_heads, has_experts
 
     learner = configs.get("learner")
     if learner is None:
@@ -330,7 +330,7 @@ def _shape_problems_of_learner(configs: Configs) -> Iterator[str]:
 
 def _shape_problems_of_generator(configs: Configs) -> Iterator[str]:
     from generator.config import GeneratorConfig
-    from protocol.fleet import attention_heads, has_experts, positions
+    from services.model_folder import attention_heads, has_experts, positions
 
     generator = configs.get("generator")
     if generator is None:

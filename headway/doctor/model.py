@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from protocol.fleet import vocabulary_size
 from services.config.devices import visible
 from services.config.models import ProcessConfig
+from services.model_folder import vocabulary_size
 
 Configs = Mapping[str, ProcessConfig]
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from learner.data.sources import RecordError, read_parsed
 from learner.training.batch import TrainSequence
-from protocol.fleet import positions
+from services.model_folder import positions
 
 Message = Mapping[str, str]
 

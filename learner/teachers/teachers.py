@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.teachers.config import TeacherConfig, teacher_of
-from protocol.fleet import fingerprint_directory
 from protocol.generation import MAX_SCORED_TOKENS, LogprobsAnswer, LogprobsRequest, SequenceLogprobs
 from protocol.status import PeerStatus
 from protocol.trajectories import Trajectory, TrajectoryGroup
@@ -37,6 +36,7 @@ from services.http.metrics import Metrics
 from services.http.status import peers_at
 from services.http.tls import TlsContext
 from services.http.waiting import QUIET_S, Waiting
+from services.model_folder import fingerprint_directory
 
 logger = logging.getLogger(__name__)
 _ATTEMPTS = 8

@@ -28,11 +28,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from learner.training.adapters import expert_parameters
 from learner.training.batch import FlatBatch, SequenceRouting
 from learner.training.shards import whole_shape
+from services.model_folder import experts_of
 
 ARGUMENT = "replayed_experts"
 """Name under which a decoder hands the given experts to its layers, which take it off."""
 _TOP_K = (torch.topk, Tensor.topk)
-_COUNTS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k")
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,7 @@ class RouterReplay:
         """Puts hooks onto the model's layers, and a wrapper around each block of experts."""
         config: Any = getattr(model, "config", None)
         config = config.get_text_config(decoder=True) if config is not None else None
-        counts = (getattr(config, name, None) for name in _COUNTS)
-        self.chosen = next((count for count in counts if isinstance(count, int)), 0)
+        _, self.chosen = experts_of(lambda key: getattr(config, key, None))
         """k, experts of a token; 0 if the config does not say it."""
         self.layers = int(getattr(config, "num_hidden_layers", 0) or 0)
         """L, all hidden layers."""

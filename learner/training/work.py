@@ -10,6 +10,7 @@ import math
 from torch import nn
 
 from learner.training.shards import whole_shape, whole_size
+from services.model_folder import experts_of
 
 _FULL = ("full_attention", "attention", "hybrid")
 """Kinds of layers that see all keys, some beside a recurrent state."""
@@ -36,9 +37,8 @@ def even_position(model: nn.Module) -> float:
 
 def _active_weights(model: nn.Module, config: object) -> float:
     """Weights of the matrices that a token goes through: of experts as many as it is given to, and no embeddings."""
-    counts = [getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")]
-    experts = next((count for count in counts if count), None)
-    share = (getattr(config, "num_experts_per_tok", None) or 1) / experts if experts else 1.0
+    experts, chosen = experts_of(lambda key: getattr(config, key, None))
+    share = (chosen or 1) / experts if experts else 1.0
     vocabulary = int(config.vocab_size)  # type: ignore[attr-defined]
     return sum(
         whole_size(parameter) * (share if ".experts." in name else 1.0)

@@ -26,20 +26,12 @@ from learner.weights.senders import (
     in_turns,
     together,
 )
-from protocol.fleet import (
-    CHUNK_HASH_HEADER,
-    SLOWEST_BYTES_PER_S,
-    Announcement,
-    AnnouncementAnswer,
-    Backend,
-    LowRank,
-    PullPlan,
-    WeightForm,
-)
+from protocol.fleet import CHUNK_HASH_HEADER, Announcement, AnnouncementAnswer, Backend, LowRank, PullPlan, WeightForm
 from protocol.model import PolicyVersion
 from services.http.bodies import json_answer, json_body
 from services.http.client import HttpClient, ServiceError
 from services.http.refusals import RequestRefused
+from services.model_folder import SLOWEST_BYTES_PER_S
 from services.process import DaemonThreads
 
 CHUNK_BYTES = READ_BYTES

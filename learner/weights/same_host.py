@@ -17,8 +17,9 @@ from learner.weights.proofs import Commits
 from learner.weights.provenance import InstanceMemory
 from learner.weights.published import PackedWeights
 from learner.weights.shared_files import HostProof, SharedFile
-from protocol.fleet import PULLED_EPOCH, SLOWEST_BYTES_PER_S, Prepare, PrepareResult, SharedMemoryAnswer
+from protocol.fleet import PULLED_EPOCH, Prepare, PrepareResult, SharedMemoryAnswer
 from services.http.client import ServiceError, ServiceRefused
+from services.model_folder import SLOWEST_BYTES_PER_S
 
 logger = logging.getLogger(__name__)
 

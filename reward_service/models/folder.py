@@ -8,10 +8,10 @@ from typing import cast
 
 import xxhash
 
-from protocol.fleet import chat_template, template_in
 from protocol.rewards import REWARD_INPUT_FILE, RewardInput, read_reward_input
 from reward_service.models.config import EncoderConfig, RewardModelConfig
 from reward_service.verifier.submission import UserError
+from services.model_folder import chat_template, template_in
 
 _KIND = "ForSequenceClassification"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")

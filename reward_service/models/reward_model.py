@@ -15,7 +15,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from protocol.fleet import template_digest
 from protocol.rewards import ScoreError, ScoreItem
 from reward_service.models.config import RewardModelConfig
 from reward_service.models.folder import RewardModel, open_reward_model
@@ -38,6 +37,7 @@ from reward_service.verifier.submission import (
 )
 from reward_service.verifier.worker_pool import WorkerReply
 from services.batching import AskedJob, Batches
+from services.model_folder import template_digest
 from services.worker_process import WorkerDied
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, JsonValue, SecretStr
 
-from protocol.fleet import TOLD_ALIKE, Fingerprints, fingerprint_directory, template_in
+from protocol.fleet import TOLD_ALIKE, Fingerprints
 from services.config.models import HttpConfig, ProcessConfig
 from services.config.run_paths import is_hub_name
+from services.model_folder import fingerprint_directory, template_in
 from services.network import is_loopback
 from services.rotating_secrets import is_shown
 from services.zmq.keys import AuthorizedBy, KeyFile, PublicKeyOf, unlike_keys, unreadable_key

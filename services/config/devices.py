@@ -5,8 +5,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.fleet import hidden_size
 from services.config.sources import ConfigError
+from services.model_folder import hidden_size
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _CHOSEN = "DEVICES_CHOSEN_BY"

@@ -31,7 +31,6 @@ from pydantic import (
     model_validator,
 )
 
-from protocol.fleet import template_digest, template_in
 from services.config import help_text as helping
 from services.config.devices import use_devices
 from services.config.numbers import truths_for_numbers
@@ -51,6 +50,7 @@ from services.config.sources import (
     with_secrets_read,
 )
 from services.http.tls import TlsFiles
+from services.model_folder import template_digest, template_in
 from services.network import is_host, is_loopback
 from services.rotating_secrets import SHORTEST_TOKEN, accepted
 

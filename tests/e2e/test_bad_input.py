@@ -11,9 +11,9 @@ import pytest
 import zmq
 
 from protocol.codec import Frame, decode, encode, sealed
-from protocol.fleet import fingerprint_directory
 from protocol.messages import Heartbeat, Message, PeerRefusal
 from protocol.model import PROTOCOL_VERSION
+from services.model_folder import fingerprint_directory
 from tests.e2e.long_lived_system import LongLivedSystem, generate
 from tests.e2e.processes import until
 from tests.e2e.run_files import RunFolder

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import headway
-from protocol.fleet import chat_template
+from services.model_folder import chat_template
 from tests.e2e.run_files import write_run_file
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]  # torch, vLLM and DeepSpeed are loaded on a busy machine

@@ -9,10 +9,10 @@ import pytest
 
 from learner.teachers.config import TeacherConfig
 from learner.teachers.teachers import TeacherFailed, Teachers
-from protocol.fleet import fingerprint_directory
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 from services.http.metrics import Metrics
 from services.http.waiting import Waiting
+from services.model_folder import fingerprint_directory
 from tests.e2e.processes import Launcher, until
 from tests.e2e.run_files import free_ports
 

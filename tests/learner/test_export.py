@@ -25,10 +25,10 @@ from learner.training.models import new_policy
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.saved_parts import saved_weights
 from learner.training.trainer import Trainer
-from protocol.fleet import chat_template
 from protocol.rewards import RewardInput, write_reward_input
 from services.config import made_with
 from services.config.sources import ConfigError
+from services.model_folder import chat_template
 from services.process import WrongSettings
 from services.run_lock import RunLock
 from tests.learner.training.tiny_model import random_sequences, write_tiny_llama

@@ -12,8 +12,8 @@ from env_service.environments.bridges import Bridges
 from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import ChatMessage
 from env_service.environments.tokenization import ChatTemplate, ChatTemplateError, TemplateArguments, Tokenization
-from protocol.fleet import fingerprint_directory
 from protocol.messages import Hello
+from services.model_folder import fingerprint_directory
 from services.process import WrongSettings
 from tests.env_service.chat_models import PREFILLED, TEMPLATES, make_model, model_with
 

@@ -343,7 +343,7 @@ async def test_one_whose_end_is_seen_before_its_removal_was_not_ended_from_insid
     await eventually(lambda: state in engine.asked)
     del engine.containers[runtime.container]
     # By its first process's end, or by the command's: the command looks for itself what became of the container.
-    with pytest.raises(RuntimeLost, match="is gone: (its container was killed or removed|No such container)"):
+    with pytest.raises(RuntimeLost, match=r"is gone: (its container was killed or removed|No such container)"):
         await running
 
 

@@ -60,7 +60,7 @@ async def test_a_fingerprint_has_the_time_of_its_weights(monkeypatch: pytest.Mon
 
     (tmp_path / "model.safetensors").write_bytes(bytes(800))
     monkeypatch.setattr(module, "FINGERPRINT_S", 0.0)
-    monkeypatch.setattr("protocol.fleet.SLOWEST_BYTES_PER_S", 8.0)
+    monkeypatch.setattr("services.model_folder.SLOWEST_BYTES_PER_S", 8.0)
     llm: Any = BusyWorkers(polls=POLLS)
     options = EngineOptions(model="m")
     engine = module.Engine(options=options, llm=llm, last_words=None)  # type: ignore[arg-type]

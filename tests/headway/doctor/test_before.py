@@ -27,9 +27,9 @@ from headway.doctor.before import (
 )
 from headway.memory_table import memory_table
 from learner.config import LearnerConfig
-from protocol.fleet import model_bytes
 from services.config.agreements import FieldPlace, Listens, ModelFolder, Reaches, disagreements, listened_on, places_of
 from services.config.models import HttpConfig, ProcessConfig, RunConfig
+from services.model_folder import model_bytes
 
 
 class LearnerLike(ProcessConfig):

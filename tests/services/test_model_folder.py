@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.fleet import chat_template, fingerprint_directory
+from services.model_folder import chat_template, experts_of, fingerprint_directory, has_experts, positions
 
 CONFIG = {"model_type": "llama", "hidden_size": 8, "vocab_size": 16, "tie_word_embeddings": True}
 
@@ -132,3 +132,32 @@ def test_models_whose_shape_lies_in_their_text_config_are_told_apart(model: Path
 
 def test_the_fingerprint_of_a_model_of_text_alone_is_that_of_former_releases(model: Path) -> None:
     assert fingerprint_directory(model).model == "93e2911f628aec42c3b73b0516580cfc"
+
+
+EXPERTS: list[tuple[dict[str, object], tuple[int, int], bool]] = [
+    ({"num_experts": 128, "num_experts_per_tok": 8}, (128, 8), True),  # Qwen3-MoE
+    ({"num_local_experts": 8, "num_experts_per_tok": 2}, (8, 2), True),  # Mixtral
+    ({"num_local_experts": 32, "num_experts_per_tok": 4}, (32, 4), True),  # gpt-oss
+    ({"n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8}, (256, 8), True),  # DeepSeek-V3
+    ({"moe_num_experts": 64, "moe_k": 6}, (64, 6), True),  # ERNIE 4.5
+    ({"num_experts": 128, "top_k_experts": 8, "enable_moe_block": True}, (128, 8), True),  # Gemma 4
+    ({"num_experts": None, "top_k_experts": None, "enable_moe_block": False}, (0, 0), False),  # Gemma 4 without
+    ({"num_experts": 64, "moe_topk": [8, 8]}, (64, 0), True),  # one number for each layer
+    ({"hidden_size": 8}, (0, 0), False),
+]
+
+
+@pytest.mark.parametrize(("config", "counts", "may_have"), EXPERTS)
+def test_experts_are_known_by_the_names_that_families_of_models_have_for_them(
+    tmp_path: Path, config: dict[str, object], counts: tuple[int, int], may_have: bool
+) -> None:
+    write_json(tmp_path / "config.json", CONFIG | config)
+    assert experts_of(config.get) == counts
+    assert has_experts(tmp_path) is may_have
+    write_json(tmp_path / "config.json", {"text_config": CONFIG | config})
+    assert has_experts(tmp_path) is may_have
+
+
+def test_of_a_folder_without_a_configuration_nothing_is_known(tmp_path: Path) -> None:
+    assert has_experts(tmp_path) is None
+    assert positions(tmp_path) is None
