@@ -106,6 +106,8 @@ def _doubtful_training(learner: "LearnerConfig") -> Iterator[str]:
             f"[learner] training.optimizer.learning_rate is {rate:g}: a model is destroyed at the first update; "
             "1e-6 to 1e-3 are usual"
         )
+    if learner.doubt_of_age:
+        yield f"[learner] {learner.doubt_of_age}"
     compares = hasattr(learner.algo, "advantage_scale") or learner.algo.type == "rloo"
     if compares and not learner.learns_from_files and learner.rollouts.group_size == 1:
         yield (

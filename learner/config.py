@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from learner.algorithms.preset import Preset
 
 _ROUNDING = 1e-9
+# Half of the age, in updates, at which some losses were seen to fall apart.
+_OLD_UPDATES = 16
 FROM_FILES = ("sft", "rm", "dpo", "distill")
 """The algorithms that learn from examples in files, and sample nothing."""
 _OF_SAMPLING = (
@@ -673,6 +675,19 @@ class LearnerConfig(ProcessConfig):
     def reused_lag(self) -> int:
         """The largest lag of a group that is trained again."""
         return self.max_lag if self.reuse.max_lag is None else self.reuse.max_lag
+
+    @property
+    def doubt_of_age(self) -> str:
+        """Says what tokens as old as these settings allow have done to the algorithm; empty if it bore them."""
+        updates = self.training.updates_per_step * self.training.epochs_per_step
+        if not self.algo.lost_to_age or self.max_lag * updates < _OLD_UPDATES:
+            return ""
+        return (
+            f"{self.algo.lost_to_age}, and max_lag {self.max_lag} with {updates} update{'' if updates == 1 else 's'} a "
+            "step lets them become old: with 8 and 4 it lost within 60 steps all that it had learned, with 4 and 1 it "
+            "learned as well as others (docs/results.md). Lower max_lag or training.updates_per_step, or take grpo, "
+            "gspo or gmpo"
+        )
 
     @property
     def old_tokens(self) -> OldTokenBound | None:

@@ -70,7 +70,7 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
     then is anything in the folder touched.
     """
     folder = config.run.folder
-    config.preset()
+    _look_at_algorithm(config)
     demonstrations = demonstrations_of(config)
     async with AsyncExitStack() as stack:
         stack.enter_context(exporting_traces("learner", **config.run.traces))
@@ -268,6 +268,13 @@ def _close(parts: EventLoopParts, *, train_wall_s: float) -> None:
     title = f"{config.run.name}: {config.algo.type}, max_lag {config.max_lag}"
     draw_curves(folder, title=title)
     parts.closing_words = f"\n{table(summary, folder=folder)}\n"
+
+
+def _look_at_algorithm(config: LearnerConfig) -> None:
+    """Raises ConfigError for a loss of the user's own that cannot be had; warns of tokens too old for the algorithm."""
+    config.preset()
+    if config.doubt_of_age:
+        logger.warning("%s", config.doubt_of_age)
 
 
 def _lease_socket(config: LeaseConfig, metrics: LearnerMetrics) -> RouterSocket:

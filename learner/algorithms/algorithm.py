@@ -59,6 +59,13 @@ class Algorithm(Knobs):
         return ""
 
     @property
+    def lost_to_age(self) -> str:
+        """Reason why tokens of many updates ago took from it what it had learned, where that was measured; empty where
+        they did not.
+        """
+        return ""
+
+    @property
     def young_only(self) -> str:
         """Reason why no token that is older than all others may be is trained, even under a bound on the second moment
         of those; empty where they may.

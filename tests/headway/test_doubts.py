@@ -41,6 +41,14 @@ def test_groups_of_one_are_doubted_where_the_algorithm_compares(algo: str) -> No
     assert f"group_size is 1, and {algo} compares" in _said(_learner(rollouts=alone, algo={"type": algo}))
 
 
+@pytest.mark.parametrize("algo", [{"type": "sapo"}, {"type": "rloo", "policy_loss": "sequence_clip"}])
+def test_tokens_that_are_too_old_for_the_loss_are_doubted(algo: JsonValue) -> None:
+    assert f"{algo['type']} " in _said(_learner(algo=algo, max_lag=8, training={"updates_per_step": 4}))  # type: ignore[index,call-overload]
+    assert "16 with 1 update a step" in _said(_learner(algo=algo, max_lag=16))
+    assert _said(_learner(algo=algo, max_lag=4)) == ""
+    assert _said(_learner(algo={"type": "grpo"}, max_lag=8, training={"updates_per_step": 4})) == ""
+
+
 def test_groups_of_one_are_no_doubt_where_a_critic_is_the_baseline() -> None:
     alone = {"environment": "sums", "max_tokens": 5, "group_size": 1, "min_group_size": 1, "drop_uniform_groups": False}
 

@@ -31,6 +31,10 @@ class RlooConfig(Algorithm, StreamedKnobs, CorrectionKnobs, RatioCapKnobs):
     def corrects(self) -> bool:
         return self.policy_loss == "sequence_clip"
 
+    @property
+    def lost_to_age(self) -> str:
+        return "algo rloo with sequence_clip has one clip for the product over a trajectory" if self.corrects else ""
+
     def unused_knobs(self) -> dict[str, str]:
         unused = super().unused_knobs()
         if self.corrects:

@@ -26,6 +26,10 @@ class SapoConfig(GroupAlgorithm, CorrectionKnobs):
     )
     aggregation: Aggregation = aggregation("sequence_mean")
 
+    @property
+    def lost_to_age(self) -> str:
+        return "algo sapo never cuts a token off"
+
     def preset(self) -> Preset:
         """Group advantages, a soft gate on each token's ratio."""
         from learner.algorithms.policy_gradient import of_group, to_proximal
