@@ -118,8 +118,8 @@ def main() -> int:
     results = _read(store)
     for run in RUNS:
         if not arguments.report and any(run.name.startswith(name) for name in arguments.only):
-            _warm_up(run.example)
-            with tempfile.TemporaryDirectory() as folder, _opponent(run.example):
+            warm_up(run.example)
+            with tempfile.TemporaryDirectory() as folder, opponent(run.example):
                 config = Path("examples") / run.example / "run.toml"
                 results[run.name] = result_of(run, run_headway(config, folder=Path(folder), options=run.options))
             print(_row(results[run.name]), flush=True)
@@ -137,8 +137,8 @@ def _read(store: Path) -> dict[str, EnvResult]:
     return {item["name"]: EnvResult(**with_steps(item, "successes", "seconds")) for item in known}
 
 
-def _warm_up(example: str) -> None:
-    """Makes the model that the runs start from, if it is not there."""
+def warm_up(example: str) -> None:
+    """Makes the model that runs of an example start from, if it is not there."""
     model = Path("models") / example
     if (model / ".complete").exists():
         return
@@ -159,7 +159,7 @@ def _maker(example: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _opponent(example: str) -> Iterator[None]:
+def opponent(example: str) -> Iterator[None]:
     """Serves the frozen opponent of an example that has one, if it does not serve already. Raises SystemExit if it
     does not come up.
     """

@@ -7,8 +7,8 @@ that the policy plays with itself. Each beside those that a user would take inst
 sum, and half for its first digit, which is the easier one. gdpo weighs the parts by itself, grpo sees the sum. What
 counts is the right sum alone, on 2,000 held-out tasks.
 
-`games` is Nim of `examples/nim` from `models/nim` (docs/examples.md says how that is made): both sides of each game are
-the policy and are trained, and what counts is the share of 400 games that it wins against the model as it was before.
+`games` is Nim of `examples/nim` from its warm start, which is made if it is not there: both sides of each game are the
+policy and are trained, and what counts is the share of 400 games that it wins against the model as it was before.
 rae and reinforce play 64 different games a step, once each, which no comparison within a group could use; grpo plays 8
 beginnings eight times. Results go to benchmarks/results/parts_and_games.{json,md}, a line for each run as it ends.
 """
@@ -24,13 +24,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from benchmarks.env_learning import opponent, warm_up
 from benchmarks.machine import described_machine, machines_of
-from benchmarks.warm_system import Options, WarmSystem, served, warm_system
+from benchmarks.warm_system import Options, WarmSystem, warm_system
 from env_service.environments.jsonl import split
 
 RESULTS = Path(__file__).with_name("results")
 ADDITION = Path(__file__).with_name("settings") / "addition.toml"
-NIM = Path("examples/nim")
+NIM = Path("examples/nim/run.toml")
 HELD_OUT_SUMS = 2_000
 HELD_OUT_GAMES = 400
 _LIMIT_S = 1_800.0
@@ -104,12 +105,12 @@ def main() -> None:
 @contextmanager
 def _system(kind: Kind, folder: Path) -> Iterator[WarmSystem]:
     with ExitStack() as stack:
-        if kind == "parts":
-            config = write_sums(folder)
-        else:
-            opponent = stack.enter_context(served("generator", config=NIM / "opponent.toml", folder=folder))
-            config = write_nim(folder, opponent=opponent)
-        yield stack.enter_context(warm_system(config, folder=folder, options={}))
+        if kind == "games":
+            warm_up("nim")
+            stack.enter_context(opponent("nim"))
+        yield stack.enter_context(
+            warm_system(NIM if kind == "games" else write_sums(folder), folder=folder, options={})
+        )
 
 
 def write_sums(folder: Path) -> Path:
@@ -143,15 +144,6 @@ def _in_parts(left: int, right: int) -> Mapping[str, object]:
         {"verifier": "regex", "arguments": first, "name": "first", "weight": 0.5},
     ]
     return {"prompt": whole["prompt"], "verifier": "composite", "arguments": {"parts": parts}}
-
-
-def write_nim(folder: Path, *, opponent: str) -> Path:
-    """The example's run file with that opponent, whose models are where they are now."""
-    text, own = (NIM / "run.toml").read_text(encoding="utf-8"), "http://127.0.0.1:7410"
-    assert own in text, f"{NIM / 'run.toml'} has another opponent than expected: {own}"
-    config = folder / "run.toml"
-    config.write_text(text.replace(own, opponent).replace('"models/nim"', f'"{Path("models/nim").resolve()}"'))
-    return config
 
 
 def _run(name: str, seed: int, *, system: WarmSystem) -> PlayedRun:

@@ -172,16 +172,6 @@ def warm_system(config: Path, *, folder: Path, options: Mapping[Service, Options
 
 
 @contextmanager
-def served(name: Service, *, config: Path, folder: Path) -> Iterator[str]:
-    """The address of one more service, which runs on a free port until the body ends."""
-    (port,) = _free_ports(1)
-    log = folder / f"another-{name}.log"
-    with _started(name, config=config, options={"http.port": port}, log=log) as process:
-        _await_health(name, process, port=port, log=log)
-        yield f"http://127.0.0.1:{port}"
-
-
-@contextmanager
 def _started(
     name: str, *, config: Path, options: Options, log: Path, command: Sequence[str] = ()
 ) -> Iterator["subprocess.Popen[bytes]"]:

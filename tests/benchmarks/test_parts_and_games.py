@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.parts_and_games import SIDES, PlayedRun, table, write_nim, write_sums
+from benchmarks.parts_and_games import NIM, SIDES, PlayedRun, table, write_sums
 from learner.config import LearnerConfig
 from services.config.models import load_config
 
@@ -18,7 +18,7 @@ def test_the_learner_takes_the_options_of_every_side(
 ) -> None:
     monkeypatch.chdir(ROOT)
     side = SIDES[name]
-    config = write_sums(tmp_path) if side.kind == "parts" else write_nim(tmp_path, opponent="http://127.0.0.1:1")
+    config = write_sums(tmp_path) if side.kind == "parts" else NIM
     words = [word for key, value in side.options.items() for word in (f"--{key}", str(value))]
     loaded = load_config(LearnerConfig, process="learner", argv=["--config", str(config), *words], environ={})
     assert loaded.algo.type == side.options["algo"]
