@@ -14,12 +14,13 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from env_service.runtimes.interface import RuntimeFile
+from env_service.task_sets.dockerignore import left_out
 from env_service.task_sets.records import IMAGE_PATH, ComputerSetup, SetupStep, TaskUnfit
 
 NetworkSteps = Literal["refuse", "skip"]
@@ -31,16 +32,30 @@ _FETCHES = re.compile(
     r"go\s+(?:get|install)|gem|bundle)\b(?!\s*--version)"
 )
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?:(:?[-+])([^}]*))?\}|(\w+))")
+# Parts of words as Docker reads them: quotes protect, and a backslash the one character behind it.
+_PIECE = re.compile(
+    r"(?P<single>'[^']*')|(?P<double>\"(?:\\.|[^\"\\])*\")|(?P<space>\s+)|(?P<escaped>\\.)|(?P<lone>['\"])"
+    r"|(?P<plain>[^'\"\s\\]+|\\$)",
+    re.DOTALL,
+)
+_GOES_ON = re.compile(r"\\[ \t]*\Z")
 _OF_ANOTHER_IMAGE = re.compile(r"(?:--\S+\s+)*--from=")
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+_FOLDERS_OF_ALL_IMAGES = (
+    *("/", "/bin", "/etc", "/home", "/lib", "/opt", "/root", "/sbin", "/srv", "/tmp", "/usr", "/usr/bin", "/usr/lib"),
+    *("/usr/local", "/usr/local/bin", "/usr/local/lib", "/usr/sbin", "/usr/share", "/var", "/var/lib", "/var/log"),
+)
 
 
 @dataclass(kw_only=True)
 class _ImageBuild:
-    """State of a build behind its last instruction."""
+    """State of a build behind its last instruction. `ignored` tells of a path in the context that is left out of it;
+    `folders` are the places that are known to be some.
+    """
 
     context: Path
     place: str
+    ignored: Callable[[str], bool]
     image: str = ""
     cwd: str = "/"
     workdir: str = ""
@@ -48,6 +63,11 @@ class _ImageBuild:
     arguments: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     steps: list[SetupStep] = field(default_factory=list)
+    folders: set[str] = field(default_factory=lambda: set(_FOLDERS_OF_ALL_IMAGES))
+
+    def make_folder(self, path: str) -> None:
+        """Know that there is a folder, and those that it is in."""
+        self.folders |= {path, *map(str, PurePosixPath(path).parents)}
 
 
 def read_dockerfile(
@@ -63,7 +83,7 @@ def read_dockerfile(
 
     Raises TaskUnfit with the line that cannot be done.
     """
-    build = _ImageBuild(context=path.parent, place=str(path), image=built)
+    build = _ImageBuild(context=path.parent, place=str(path), image=built, ignored=left_out(path))
     for number, word, rest in _instructions(path):
         build.place = f"{path}:{number}"
         if word == "FROM":
@@ -98,22 +118,32 @@ def _unknown(word: str) -> str:
 def _instructions(path: Path) -> Iterator[tuple[int, str, str]]:
     """Line, word and rest of each instruction, its lines joined."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskUnfit(f"cannot read {path}: {error}") from error
     begun, first = "", 0
-    for number, line in enumerate(lines, start=1):
-        if line.lstrip().startswith("#") or (not begun and not line.strip()):
+    for number, line in enumerate([each.removesuffix("\r") for each in lines], start=1):
+        # Also between the lines of one instruction comments and empty lines are nothing.
+        if line.lstrip().startswith("#") or not line.strip():
             continue
-        first = first or number
-        if line.rstrip().endswith("\\"):
-            begun += line.rstrip()[:-1] + " "
+        # What follows is appended as it is: `\n\` at an end of line writes files line by line.
+        first, begun = first or number, begun + (line if first else line.lstrip())
+        if _GOES_ON.search(begun):
+            begun = _GOES_ON.sub("", begun)
             continue
-        word, _, rest = (begun + line).strip().partition(" ")
-        if re.search(r"<<-?[\"']?\w", rest) and word.upper() in ("RUN", "COPY", "ADD"):
-            raise TaskUnfit(f"{path}:{first}: a text in the Dockerfile (<<) is not read here; put it into a file")
-        yield first, word.upper(), rest.strip()
+        yield _instruction(path, first, begun)
         begun, first = "", 0
+    if begun.strip():
+        yield _instruction(path, first, begun)
+
+
+def _instruction(path: Path, line: int, text: str) -> tuple[int, str, str]:
+    """Line, word and rest. Raises TaskUnfit for one with a text of several lines."""
+    word, *rest = text.split(maxsplit=1)
+    told = rest[0].strip() if rest else ""
+    if re.search(r"<<-?[\"']?\w", told) and word.upper() in ("RUN", "COPY", "ADD"):
+        raise TaskUnfit(f"{path}:{line}: a text in the Dockerfile (<<) is not read here; put it into a file")
+    return line, word.upper(), told
 
 
 def _from(build: _ImageBuild, rest: str, *, images: Mapping[str, str], built: str) -> None:
@@ -140,8 +170,9 @@ def _named(build: _ImageBuild) -> str:
 
 def _set(build: _ImageBuild, word: str, rest: str) -> None:
     if word == "WORKDIR":
-        place = str(PurePosixPath(build.cwd) / _filled(build, rest).strip("\"'"))
+        place = str(PurePosixPath(build.cwd) / _words(build, rest, split=False)[0])
         build.cwd = build.workdir = os.path.normpath(place)
+        build.make_folder(build.cwd)
         build.steps.append(SetupStep(run=("/bin/sh", "-c", f"mkdir -p {shlex.quote(build.cwd)}")))
     elif word == "SHELL":
         words = _words_of_json(rest)
@@ -149,20 +180,52 @@ def _set(build: _ImageBuild, word: str, rest: str) -> None:
             raise _unfit(build, f"SHELL {rest} cannot be read: expected a list of words in JSON")
         build.shell = tuple(words)
     elif word == "ARG":
-        for name, value in _pairs(build, rest):
-            build.arguments.setdefault(name, value)
+        # One without a value takes that of an ARG before FROM, if there is one.
+        build.arguments |= {name: value for name, is_set, value in _partitioned(build, rest) if is_set}
     else:
-        build.environment |= dict(_pairs(build, rest))
+        build.environment |= _variables(build, rest)
 
 
-def _pairs(build: _ImageBuild, rest: str) -> list[tuple[str, str]]:
-    try:
-        words = shlex.split(rest)
-    except ValueError as error:
-        raise _unfit(build, f"it cannot be read: {error}") from error
-    if words and "=" not in words[0] and len(words) > 1:
-        return [(words[0], _filled(build, rest.partition(" ")[2].strip()))]
-    return [(word.partition("=")[0], _filled(build, word.partition("=")[2])) for word in words]
+def _variables(build: _ImageBuild, rest: str) -> dict[str, str]:
+    """What ENV sets: NAME=VALUE, or in the older form a name, and all that follows as its value."""
+    name, *value = rest.split(maxsplit=1)[:2] or [""]
+    if "=" not in name and value:
+        return {name: _words(build, value[0], split=False)[0]}
+    return {name: value for name, _, value in _partitioned(build, rest)}
+
+
+def _partitioned(build: _ImageBuild, rest: str) -> list[tuple[str, str, str]]:
+    return [word.partition("=") for word in _words(build, rest)]
+
+
+def _words(build: _ImageBuild, text: str, *, split: bool = True) -> list[str]:
+    """The words of a text without their quotes, with the values of variables; without `split` all of it as one.
+
+    Raises TaskUnfit for a quote that does not end.
+    """
+    words: list[str] = []
+    word: str | None = None
+    for found in _PIECE.finditer(text):
+        piece = found[0]
+        if found.lastgroup == "space" and split:
+            words += [] if word is None else [word]
+            word = None
+            continue
+        if found.lastgroup == "lone":
+            raise _unfit(build, f"it cannot be read: no closing quotation mark for {text[found.start() :][:80]}")
+        word = (word or "") + _read(build, piece, kind=found.lastgroup or "")
+    return [*words, word] if word is not None else words or ([] if split else [""])
+
+
+def _read(build: _ImageBuild, piece: str, *, kind: str) -> str:
+    if kind == "single":
+        return piece[1:-1]
+    if kind == "escaped":
+        return piece[1:]
+    if kind == "double":
+        parts = re.split(r"(\\[\"$\\])", piece[1:-1])
+        return "".join(part[1:] if at % 2 else _filled(build, part) for at, part in enumerate(parts))
+    return _filled(build, piece)
 
 
 def _filled(build: _ImageBuild, text: str) -> str:
@@ -220,12 +283,15 @@ def _copy(build: _ImageBuild, word: str, rest: str) -> None:
     if not sources:
         raise _unfit(build, f"{word} needs what is copied, and where to")
     place = str(PurePosixPath(build.cwd) / target)
-    into = target.endswith(("/", "/.", ".")) or len(sources) > 1
+    named_so = target.endswith(("/", "/.", "/..")) or target in (".", "..")
+    into = named_so or len(sources) > 1 or os.path.normpath(place) in build.folders
     files: dict[str, RuntimeFile] = {}
     for source in sources:
         files |= _copied(build, word, source, place, into=into)
     if mode is not None:
         files = {path: RuntimeFile(file.content, mode, file.link) for path, file in files.items()}
+    for path in files:
+        build.make_folder(str(PurePosixPath(path).parent))
     build.steps.append(SetupStep(files=files))
 
 
@@ -237,20 +303,34 @@ def _copied(build: _ImageBuild, word: str, source: str, place: str, *, into: boo
     if ".." in PurePosixPath(source).parts:
         raise _unfit(build, f"{word} {source} leads out of the folder")
     pattern = source.strip("/") or "."
-    found = [build.context] if pattern == "." else sorted(build.context.glob(pattern))
+    there = [build.context] if pattern == "." else sorted(build.context.glob(pattern))
+    found = {path: told for path in there if (told := _sent(build, path)) is not None}
     if not found:
-        hint = ""
-        if next(iter(build.context.parent.glob(pattern)), None) is not None:
+        hint = "; .dockerignore leaves it out" if there else ""
+        if not there and next(iter(build.context.parent.glob(pattern)), None) is not None:
             hint = "; it is in the task's folder, and a Dockerfile copies from environment/ alone"
         raise _unfit(build, f"{word} {source}: there is no such file in {build.context}{hint}")
     files: dict[str, RuntimeFile] = {}
-    for path in found:
-        if path.is_dir() and not path.is_symlink():
-            files |= {os.path.normpath(f"{place}/{name}"): file for name, file in files_in(path).items()}
-        else:
-            inside = into or len(found) > 1
-            files[os.path.normpath(f"{place}/{path.name}" if inside else place)] = _file(path)
+    for path, told in found.items():
+        inside = into or len(found) > 1
+        at = f"{place}/{path.name}" if inside and not _is_folder(path) else place
+        files |= {os.path.normpath(f"{at}/{name}"): file for name, file in told.items()}
     return files
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _sent(build: _ImageBuild, path: Path) -> dict[str, RuntimeFile] | None:
+    """The files of a path in the context, by their paths from there on; None for one that .dockerignore leaves out."""
+    files = files_in(path) if _is_folder(path) else {"": _file(path)}
+    sent = {name: file for name, file in files.items() if not build.ignored(_below(build, path / name))}
+    return sent if sent or not build.ignored(_below(build, path)) else None
+
+
+def _below(build: _ImageBuild, path: Path) -> str:
+    return path.relative_to(build.context).as_posix()
 
 
 def files_in(folder: Path) -> dict[str, RuntimeFile]:

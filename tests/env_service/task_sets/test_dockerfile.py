@@ -36,7 +36,7 @@ def test_lines_become_steps_in_their_order(tmp_path: Path) -> None:
         {"/srv/app/one": RuntimeFile(b"#!/bin/sh\n", 0o600)},
     ]
     runs = [step for step in setup.steps if step.said]
-    assert [step.run for step in runs] == [("/bin/sh", "-c", "echo ${NAME} > who &&    true"), ("sh", "-c", "true")]
+    assert [step.run for step in runs] == [("/bin/sh", "-c", "echo ${NAME} > who &&   true"), ("sh", "-c", "true")]
     assert (runs[0].cwd, runs[0].environment) == ("/srv/app", {"WHO": "me", "NAME": "me", "LANG": "C"})
 
 
@@ -150,3 +150,96 @@ def test_files_of_other_images_are_taken_to_be_in_the_image_where_fetching_is_sk
             images={"*": "host"},
             network_steps="skip",
         )
+
+
+def runs_of(folder: Path, lines: str) -> list[str]:
+    setup = read_dockerfile(written(folder, f"FROM x\n{lines}"), images={"x": "host"})
+    return [step.run[-1] for step in setup.steps if step.said]
+
+
+def test_lines_of_one_instruction_are_joined_without_a_space(tmp_path: Path) -> None:
+    lines = "RUN printf 'def f():\\n\\\n    return 1\\n\\\n' \\\n\n# said\n > /a.py\n\tRUN\ttrue \\ \n  && true\\\n"
+
+    assert runs_of(tmp_path, lines) == ["printf 'def f():\\n    return 1\\n'  > /a.py", "true   && true"]
+
+
+def test_a_dockerfile_of_windows_is_read_alike(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_bytes("\ufeffFROM x\r\nRUN true && \\\r\n  false\r\n".encode())
+
+    setup = read_dockerfile(tmp_path / "Dockerfile", images={"x": "host"})
+
+    assert [step.run[-1] for step in setup.steps if step.said] == ["true &&   false"]
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ('ENV V "/opt/bin:$B"', "/opt/bin:b"),
+        ('ENV V a \\"b c', 'a "b c'),
+        ("ENV V '$B' is $B", "$B is b"),
+        ("ENV V='$B' W=1", "$B"),
+        ('ENV V="\\$B is $B \\"x\\" \\n"', '$B is b "x" \\n'),
+        ("ENV V=\\$B", "$B"),
+        ("ENV V=a\\ b", "a b"),
+        ('ENV V="$B""c"d', "bcd"),
+        ("ENV V=", ""),
+        ("ARG B=c\nENV V=$B", "c"),
+        ("ARG B\nENV V=$B", "b"),
+        ('WORKDIR "/x $B"\nENV V=1', "1"),
+    ],
+)
+def test_variables_are_set_as_docker_sets_them(tmp_path: Path, line: str, value: str) -> None:
+    setup = read_dockerfile(written(tmp_path, f"ARG B=b\nFROM x\n{line}\n"), images={"x": "host"})
+
+    assert setup.environment["V"] == value
+    assert setup.cwd in ("/app", "/x b")
+
+
+def test_a_quote_that_does_not_end_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TaskUnfit, match=r":2: it cannot be read: no closing quotation mark for \"b"):
+        read_dockerfile(written(tmp_path, 'FROM x\nENV A="b\n'), images={"x": "host"})
+
+
+def copied(folder: Path, lines: str) -> set[str]:
+    setup = read_dockerfile(written(folder, f"FROM x\n{lines}"), images={"x": "host"})
+    return {path for step in setup.steps for path in step.files} - {"/i/Dockerfile"}
+
+
+def test_a_file_is_copied_into_a_folder_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/b.txt").write_text("b")
+
+    assert copied(tmp_path, "WORKDIR /app/deep\nCOPY a.txt /app\n") == {"/app/a.txt"}
+    assert copied(tmp_path, "COPY src /data/src\nCOPY a.txt /data\n") == {"/data/src/b.txt", "/data/a.txt"}
+    assert copied(tmp_path, "COPY a.txt /usr/local/bin\n") == {"/usr/local/bin/a.txt"}
+    assert copied(tmp_path, "COPY a.txt /data/b\nCOPY a.txt end.\n") == {"/data/b", "/end."}
+
+
+def test_what_dockerignore_names_is_not_copied(tmp_path: Path) -> None:
+    for name in (
+        "main.py",
+        "tests/test_it.py",
+        "src/tests/keep.py",
+        "src/a.pyc",
+        "out/x.log",
+        "out/keep.log",
+        "deep/er/x.b",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    ignored = tmp_path / ".dockerignore"
+    ignored.write_text(
+        "# none of these\n/tests/\n**/*.pyc\nout\n!out/keep.log\n  deep/*/?.[ab] \nDockerfile\n.docker*\n"
+    )
+
+    assert copied(tmp_path, "COPY . /i\n") == {"/i/main.py", "/i/src/tests/keep.py", "/i/out/keep.log"}
+    assert copied(tmp_path, "COPY src out /i/\n") == {"/i/tests/keep.py", "/i/keep.log"}
+    with pytest.raises(TaskUnfit, match=r"COPY tests: there is no such file in .*; \.dockerignore leaves it out"):
+        copied(tmp_path, "COPY tests /i\n")
+
+    ignored.write_text("*\n!src\n**/a.pyc\n")
+    assert copied(tmp_path, "COPY . /i\n") == {"/i/src/tests/keep.py"}
+
+    (tmp_path / "Dockerfile.dockerignore").write_text("**\n!main.py\n")
+    assert copied(tmp_path, "COPY . /i\n") == {"/i/main.py"}
