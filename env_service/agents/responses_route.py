@@ -23,7 +23,7 @@ from env_service.agents.messages import AgentMessage, MadeCall, NotUnderstood, f
 from env_service.agents.sessions import AgentRequest, AgentSession, CallRefused, PendingTurn
 from env_service.environments.interface import Tool
 
-_PASSED_OVER = {"reasoning", "item_reference"}
+_PASSED_OVER = {"reasoning"}
 _READ = frozenset(
     {
         "input",
@@ -88,7 +88,10 @@ def _refuse_forms(text: object) -> None:
 
 
 def response_messages(body: Mapping[str, Any]) -> tuple[AgentMessage, ...]:
-    """`instructions` and `input` as messages; neighbouring items of the assistant are one message."""
+    """`instructions` and `input` as messages; neighbouring items of the assistant are one message.
+
+    Raises NotUnderstood, and CallRefused for what is referred to and not sent.
+    """
     given = body.get("input")
     items: object = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(items, list) or not items:
@@ -99,6 +102,8 @@ def response_messages(body: Mapping[str, Any]) -> tuple[AgentMessage, ...]:
     names: dict[str, str] = {}
     for place, item in enumerate(items):
         _add(found, item, names, param=f"input.{place}")
+    if not found:
+        raise NotUnderstood("input: it holds reasoning alone; expected a message of somebody's, too", param="input")
     return tuple(found)
 
 
@@ -112,6 +117,9 @@ def _add(found: list[AgentMessage], item: Any, names: dict[str, str], *, param: 
             found.append(AgentMessage("tool", text, call_id=call_id, name=names.get(call_id, "")))
         case {"type": str(kind)} if kind in _PASSED_OVER:
             return
+        case {"type": "item_reference"}:
+            told = "responses are not stored; send the item itself, as clients do that are told store = false"
+            raise CallRefused(400, "unsupported_value", f"{param}: an item_reference: {told}", param=param)
         case {"role": str(role)}:
             said = AgentMessage(role_of(role, param=param), text_in(item.get("content"), param=f"{param}.content"))
             if said.role == "assistant":

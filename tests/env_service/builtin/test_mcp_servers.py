@@ -31,6 +31,7 @@ from tests.env_service.peers import eventually, lease
 from tests.process_ends import all_end
 
 SERVER = str(Path(__file__).with_name("sample_mcp_server.py"))
+PAGED_SERVER = str(Path(__file__).with_name("paged_mcp_server.py"))
 COMMAND = (sys.executable, SERVER)
 
 Opened = Callable[..., Awaitable[McpToolbox]]
@@ -92,6 +93,22 @@ async def test_tools_over_http_are_called_side_by_side(opened: Opened, address: 
 
     assert {name_of(tool) for tool in await box.offered()} == {"add", "process", "die", "wait"}
     assert await asyncio.gather(*(box.call(add(n, n)) for n in range(50))) == [str(2 * n) for n in range(50)]
+
+
+async def test_tools_of_all_pages_are_offered_and_what_they_return_is_shown(opened: Opened) -> None:
+    box = await opened(command=(sys.executable, PAGED_SERVER))
+
+    offered = [name_of(tool) for tool in await box.offered()]
+
+    told = {name: await box.call(ToolCall(name, {})) for name in offered}
+    assert told == {
+        "text": "a\nb",
+        "file": "in the file",
+        "bytes": "[resource file:///a.png]",
+        "link": "[resource_link file:///b.txt]",
+        "image": "[image]",
+        "structured": '{"degrees": 21}',
+    }
 
 
 async def test_what_the_server_calls_an_error_is_told_to_the_policy(opened: Opened, address: str) -> None:
