@@ -8,9 +8,10 @@ their own: so a connection is held by a task of its own.
 """
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeVar
 
 from pydantic import JsonValue
@@ -20,7 +21,17 @@ from env_service.environments.interface import EnvironmentUnavailable, Tool, Too
 
 try:
     from mcp import Client, MCPError, StdioServerParameters
-    from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, CallToolResult, TextContent
+    from mcp.types import (
+        CONNECTION_CLOSED,
+        REQUEST_TIMEOUT,
+        CallToolResult,
+        ContentBlock,
+        EmbeddedResource,
+        ListToolsResult,
+        ResourceLink,
+        TextContent,
+        TextResourceContents,
+    )
     from mcp.types import Tool as ServerTool
 except ImportError as error:
     raise ImportError("mcp 2 is not installed: pip install 'headway[mcp]'") from error
@@ -30,6 +41,7 @@ logger = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT")
 
 _SIGN_OF_LIFE_S = 5.0
+_MOST_PAGES = 1000
 _UNUSABLE = (FileNotFoundError, PermissionError, NotADirectoryError)
 """Raised for a program that cannot be started, which does not pass."""
 
@@ -55,7 +67,7 @@ class McpConnection:
         not have.
         """
         try:
-            listed = (await self._ask(lambda client: client.list_tools())).tools
+            listed = await self._listed()
         except ToolFault as fault:
             raise McpFailure(f"{self._named} does not list its tools: {fault}") from fault
         wanted = self._config.tools or tuple(tool.name for tool in listed)
@@ -63,6 +75,18 @@ class McpConnection:
         if absent := [name for name in wanted if name not in found]:
             raise ValueError(f"the MCP server has no tool {', '.join(absent)}; it has {', '.join(found)}")
         return [_as_tool(found[name]) for name in wanted]
+
+    async def _listed(self) -> Sequence[ServerTool]:
+        """The tools of all pages of the server's list."""
+        found: list[ServerTool] = []
+        cursor: str | None = None
+        for _ in range(_MOST_PAGES):
+            page = await self._ask(partial(_page_of_tools, cursor=cursor))
+            found += page.tools
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+        raise McpFailure(f"{self._named} lists its tools in more than {_MOST_PAGES} pages; expected an end")
 
     async def call(self, name: str, arguments: Mapping[str, JsonValue]) -> str:
         """Raises ToolFault for what the server calls an error, EnvironmentUnavailable and McpFailure."""
@@ -203,9 +227,28 @@ def _as_tool(tool: ServerTool) -> Tool:
     return {"type": "function", "function": function}
 
 
+async def _page_of_tools(client: Client, *, cursor: str | None) -> ListToolsResult:
+    return await client.list_tools(cursor=cursor)
+
+
 def _text_of(result: CallToolResult) -> str:
-    parts = [part.text if isinstance(part, TextContent) else f"[{part.type}]" for part in result.content]
-    return "\n".join(parts)
+    """All of a result that is text; the other parts by what they are. Some servers give an object alone."""
+    if not result.content and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(map(_shown, result.content))
+
+
+def _shown(part: ContentBlock) -> str:
+    match part:
+        case TextContent():
+            return part.text
+        case EmbeddedResource(resource=TextResourceContents(text=text)):
+            return text
+        case EmbeddedResource():
+            return f"[resource {part.resource.uri}]"
+        case ResourceLink():
+            return f"[resource_link {part.uri}]"
+    return f"[{part.type}]"
 
 
 def _does_not_pass(error: BaseException) -> bool:
