@@ -14,6 +14,7 @@ from env_service.builtin.called_tools import CalledTools
 from env_service.builtin.toolboxes import ToolArguments, ToolFault, described, read_arguments
 from env_service.environments.interface import Action, Step, Tool, ToolCall
 from env_service.runtimes.interface import CommandEnd, Runtime, RuntimeCommand, RuntimeFile, RuntimeRefused
+from services.lines import lines_of
 
 ToolName = Literal["shell", "files", "python", "submit"]
 SUBMIT = "submit"
@@ -120,7 +121,7 @@ class ComputerToolbox:
         return told(await self._run(("python3", "-"), stdin=given.code.encode()))
 
     async def _view(self, given: _View) -> str:
-        lines = (await self._text(given.path)).splitlines()
+        lines = lines_of(await self._text(given.path))
         shown = lines[given.first_line - 1 : given.first_line - 1 + given.lines]
         if not shown:
             raise ToolFault(f"{given.path} has {len(lines)} lines")
@@ -144,7 +145,7 @@ class ComputerToolbox:
 
     async def _search(self, given: _Search) -> str:
         end = await self._run(("grep", "-rnIF", "--", given.text, given.path))
-        lines = end.stdout.decode(errors="replace").splitlines()
+        lines = lines_of(end.stdout.decode(errors="replace"))
         if not lines:
             return end.stderr.decode(errors="replace").strip() or "found nothing"
         left = [f"… {len(lines) - _FOUND} more"] if len(lines) > _FOUND else []

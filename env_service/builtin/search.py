@@ -11,6 +11,7 @@ from pydantic import Field
 
 from env_service.builtin.toolboxes import SearchTool, ToolArguments, ToolFault, cut, described, read_arguments
 from env_service.environments.interface import Tool, ToolCall
+from services.lines import lines_of
 
 try:
     import bm25s
@@ -76,7 +77,7 @@ def _read(path: Path) -> list[str]:
         raise ValueError(f"cannot read the corpus {path}: {error}") from error
     if path.suffix != ".jsonl":
         return [part.strip() for part in text.split("\n\n") if part.strip()]
-    return [_passage(line, f"{path}:{number}") for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    return [_passage(line, f"{path}:{number}") for number, line in enumerate(lines_of(text), 1) if line.strip()]
 
 
 def _passage(line: str, where: str) -> str:

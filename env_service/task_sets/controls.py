@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from services.lines import lines_of
 from services.python_syntax import expression_of, module_of
 
 _ADDED = 3
@@ -70,7 +71,7 @@ def with_controls(text: str, chance: random.Random, *, altered: Collection[str] 
     taken = {node.name for node in ast.walk(tree) if isinstance(node, _Function)}
     found = [(place, node) for place, node in _tests(tree) if f"{place}{node.name}" in altered]
     chance.shuffle(found)
-    lines, names, made_of = text.splitlines(), list[str](), dict[str, str]()
+    lines, names, made_of = lines_of(text), list[str](), dict[str, str]()
     inserted: list[tuple[int, int, str]] = []
     for place, node in found:
         name = _new_name(chance, taken)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from env_service.task_sets.records import TaskUnfit
+from services.lines import lines_of
 
 
 def left_out(dockerfile: Path) -> Callable[[str], bool]:
@@ -37,7 +38,7 @@ def _patterns(path: Path) -> list[tuple[re.Pattern[str], bool]]:
         return []
     found = []
     try:
-        for line in path.read_text(encoding="utf-8-sig").splitlines():
+        for line in lines_of(path.read_text(encoding="utf-8-sig")):
             told = line.strip()
             if line.startswith("#") or not told:
                 continue

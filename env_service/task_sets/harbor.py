@@ -36,6 +36,7 @@ from env_service.task_sets.records import (
     TaskUnfit,
 )
 from protocol.codec import describe
+from services.lines import lines_of
 
 TESTS, SOLUTION = "/tests", "/solution"
 HarborJudge = Literal["script", "pytest"]
@@ -257,7 +258,7 @@ def _setup(given: HarborFile, folder: Path, *, images: Mapping[str, str], networ
 def _prompt(folder: Path) -> str:
     path = folder / "instruction.md"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = lines_of(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise TaskUnfit(f"{path} cannot be read: {error}") from error
     while lines and (_CANARY.match(lines[0]) or not lines[0].strip()):

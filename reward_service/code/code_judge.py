@@ -30,6 +30,7 @@ from reward_service.code.solution import Solution, TimeBudget, late, load_harnes
 from reward_service.verifier.lanes import Lane, Surroundings
 from reward_service.verifier.program import ExecutionConfig, NeverBegan, Sandbox
 from reward_service.verifier.submission import DataError, Outcome, Score, UserError, error_of, validate_arguments
+from services.lines import lines_of
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def fenced_blocks(text: str) -> Iterator[Block]:
     """All fenced blocks, in order. The closing fence has at least the opening one's length, and nothing after it."""
     opening, label, indent = "", "", 0
     lines: list[str] = []
-    for line in text.splitlines():
+    for line in lines_of(text):
         match = _FENCE.match(line)
         if not opening and match:
             opening, label, lines = match[1], match[2].lower().strip("{}."), []

@@ -17,6 +17,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
+from services.lines import lines_of
 from services.python_syntax import module_of
 
 Row = Mapping[str, JsonValue]
@@ -183,7 +184,7 @@ def _live_code_bench(row: Row) -> _Task:
         name = metadata.get("func_name") if isinstance(metadata, dict) else None
         if not isinstance(name, str):
             raise UnknownRow("its metadata names no func_name")
-        inputs: list[JsonValue] = [[_json(line, "input") for line in _text(c, "input").splitlines()] for c in listed]
+        inputs: list[JsonValue] = [[_json(line, "input") for line in lines_of(_text(c, "input"))] for c in listed]
         outputs: list[JsonValue] = [[_json(_text(c, "output"), "output")] for c in listed]
         tests = _called(name, inputs, outputs)
     else:

@@ -110,6 +110,8 @@ async def test_the_tools_say_what_they_did_and_what_they_did_not() -> None:
     )
     assert await shown(environment, "edit", path="slugs.py", old="sign if", new="sign.lower() if") == "replaced"
     assert await shown(environment, "shell", command="cat new/file; python3 test_slugs.py") == "x\npassed"
+    await shown(environment, "edit", path="pages.py", old="", new="a\n\x0c\nb\u2028\n")
+    assert await shown(environment, "view", path="pages.py") == "    1  a\n    2  \x0c\n    3  b\u2028"
     step = await environment.step(SUBMIT)
     assert (step.stop, step.reward, step.metrics["passed_checks"]) == ("solved", 1.0, 1.0)
     await environment.close()

@@ -273,6 +273,12 @@ class TestSearch:
         assert (await self.found(corpus, "which animal eats fish?")).startswith("[1] Otter: The otter")
         assert (await self.found(corpus, "water", results=1)) == "[1] Heron: A heron stands in shallow water."
 
+    async def test_a_line_separator_within_a_passage_ends_no_line(self, tmp_path: Path) -> None:
+        path = tmp_path / "corpus.jsonl"
+        path.write_text(json.dumps({"text": "Pears\u2028and\x85apples."}, ensure_ascii=False) + "\n")
+
+        assert await self.found(path, "apples") == "[1] Pears\u2028and\x85apples."
+
     async def test_long_passages_are_cut(self, corpus: Path) -> None:
         assert len(await self.found(corpus, "granite", characters=40)) < 120
 

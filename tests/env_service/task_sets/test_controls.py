@@ -130,3 +130,18 @@ def test_names_of_tests_are_those_that_pytest_finds() -> None:
 
 def test_names_are_drawn_anew() -> None:
     assert with_controls("", random.Random(1)).names != with_controls("", random.Random(2)).names
+
+
+def test_form_feeds_and_separators_within_a_file_move_no_control_and_change_no_test() -> None:
+    text = (
+        'import re\n\x0c\ndef test_a():\n    assert len("a\u2028b\x85") == 4\n\x0c\n\n'
+        "class TestB:\n    def test_b(self):\n        assert 1 == 1\n"
+    )
+
+    made = with_controls(text, random.Random(3), altered={"test_a", "TestB::test_b"})
+
+    assert set(made.altered.values()) == {"test_a", "TestB::test_b"}
+    assert set(names_of_tests(made.text)) == {"test_a", "TestB::test_b", *made.names}
+    space: dict[str, Any] = {}
+    exec(compile(made.text, "tests.py", "exec"), space)
+    space["test_a"]()

@@ -81,3 +81,10 @@ def test_other_languages_have_their_own_names() -> None:
     assert extract("```js\nf()\n```\n```python\nx = 1\n```", language="javascript") == "f()\n"
     assert extract("```sh\nls\n```", language="bash") == "ls\n"
     assert extract("```ruby\nputs 1\n```", language="ruby") == "puts 1\n"
+
+
+def test_signs_that_end_no_line_of_python_stay_in_the_code() -> None:
+    code = 'SEPARATORS = "\u2028\x85\x1c"\n\x0c\ndef f():\n    return 1\n'
+
+    assert extract(f"```python\n{code}```") == code
+    assert extract(f"```python\r\n{code.replace(chr(10), chr(13) + chr(10))}```") == code
