@@ -1,7 +1,8 @@
 """Messages of agents in one form, whatever API they came by, and what of them survives a client.
 
-A client sends the history anew with every request, as text: it gives calls other spacing, drops ids, adds empty fields.
-So two messages are the same here if their roles, their texts and their calls, as values, are.
+A client sends the history anew with every request, as text: it gives calls other spacing, drops ids, adds empty fields,
+and takes the policy's thinking out of the text into a field beside it. So two messages are the same here if their
+roles, their texts, what was thought before these, and their calls, as values, are.
 """
 
 import hashlib
@@ -25,6 +26,7 @@ _ROLES: Mapping[str, Role] = {
 }
 
 
+_BEGUN, _THOUGHT = "<think>", "</think>"
 _MAX_EXACT = 1 << 53
 _MAX_FLOAT = 1 << 1023
 """Whole numbers up to these are exact in a float, and in its range."""
@@ -83,19 +85,29 @@ def call_id_of(text: str) -> str:
 
 @dataclass(frozen=True)
 class AgentMessage:
-    """A message. `call_id` is that of the call that a tool's result answers, `name` the tool's."""
+    """A message. `call_id` is that of the call that a tool's result answers, `name` the tool's. `thought` is thinking
+    that a client sends beside the text; in what the policy says it is in the text.
+    """
 
     role: Role
     text: str = ""
     calls: tuple[MadeCall, ...] = ()
     call_id: str = ""
     name: str = ""
+    thought: str = ""
 
     @property
     def canonical(self) -> bytes:
         """The form of a message that is the same when a client took it in and sent it again."""
         calls = [[call.name, json.dumps(call.value_of_any_client, sort_keys=True)] for call in self.calls]
-        return json.dumps([self.role, self.text.strip(), calls]).encode()
+        thought, text = self._parted if self.role == "assistant" else ("", self.text)
+        return json.dumps([self.role, thought.strip(), text.strip(), calls]).encode()
+
+    @property
+    def _parted(self) -> tuple[str, str]:
+        """What was thought, wherever it stands, and the text without it."""
+        before, closed, after = self.text.partition(_THOUGHT)
+        return (before.strip().removeprefix(_BEGUN), after) if closed else (self.thought, self.text)
 
 
 def chain_of(messages: Sequence[AgentMessage], tools: Sequence[Tool], told: TemplateArguments) -> list[bytes]:
@@ -140,7 +152,14 @@ def _chat_message(given: Any, names: Mapping[str, str], *, param: str) -> AgentM
     text = text_in(given.get("content"), param=f"{param}.content")
     call_id = str(given.get("tool_call_id") or "")
     name = str(given.get("name") or names.get(call_id, "")) if role == "tool" else ""
-    return AgentMessage(role, text, calls, call_id=call_id, name=name)
+    thought = _thought(given) if role == "assistant" else ""
+    return AgentMessage(role, text, calls, call_id=call_id, name=name, thought=thought)
+
+
+def _thought(given: Mapping[str, Any]) -> str:
+    """Thinking beside the text, under the names by which servers give it to clients."""
+    found = (given.get(name) for name in ("reasoning_content", "reasoning"))
+    return next((each for each in found if isinstance(each, str) and each), "")
 
 
 def _check_carried(given: Mapping[str, Any], name: str, advice: str, *, param: str) -> None:

@@ -102,6 +102,8 @@ def _native_message(message: AgentMessage, *, as_object: bool) -> Mapping[str, o
             }
             for call in message.calls
         ]
+    if message.thought:
+        found["reasoning_content"] = message.thought  # for templates that show it
     if message.role == "tool":
         found |= {"name": message.name, "tool_call_id": message.call_id}
     return found

@@ -154,3 +154,40 @@ async def test_the_responses_api_does_the_same(agents: MakeAgentBench, chat_mode
     (trajectory,) = (await made.finished(lease(environment="agent", group_size=1))).group.trajectories
 
     assert (len(trajectory.turns), trajectory.sequence_starts) == (2, ())
+
+
+THOUGHT = "<think>\nhm, so\n</think>\n\n"
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("fields", "sequences"),
+    [
+        ({"content": "\n\nI add.", "reasoning_content": "\nhm, so\n"}, 1),  # litellm's clients
+        ({"content": "I add.", "reasoning": "hm, so"}, 1),
+        ({"content": "<think>\n\nhm, so\n\n</think>\n\nI add."}, 1),
+        ({"content": "I add."}, 2),  # it does not want it to be seen any more
+        ({"content": "I add.", "reasoning_content": "other"}, 2),
+    ],
+)
+async def test_thinking_that_a_client_sends_beside_the_text_is_that_which_was_sampled(
+    agents: MakeAgentBench, chat_model: Path, fields: dict[str, str], sequences: int
+) -> None:
+    async def adds(task: Task, client: AgentClient) -> float:
+        async with AsyncOpenAI(base_url=client.base_url, api_key=client.key, max_retries=0) as policy:
+            messages: list[Any] = [{"role": "user", "content": "2+3?"}]
+            first = await policy.chat.completions.create(model="m", messages=messages, tools=[ADD])  # type: ignore[list-item]
+            assert first.choices[0].message.content == f"{THOUGHT}I add."
+            (call,) = first.choices[0].message.tool_calls or []
+            messages += [{"role": "assistant", "tool_calls": [call.model_dump()], **fields}]
+            messages += [{"role": "tool", "tool_call_id": call.id, "content": "5"}]
+            await policy.chat.completions.create(model="m", messages=messages, tools=[ADD])  # type: ignore[list-item]
+        return 1.0
+
+    saying = Saying(chat_model, lambda prompt: "It is 5." if "\n5" in prompt else f"{THOUGHT}I add.\n{CALL}")
+    made = await agents(saying, run=adds)
+    (trajectory,) = (await made.finished(lease(environment="agent", group_size=1))).group.trajectories
+
+    assert len(trajectory.turns) == 2
+    assert 1 + len(trajectory.sequence_starts) == sequences
+    assert (THOUGHT in saying.prompts[1]) == (sequences == 1)
