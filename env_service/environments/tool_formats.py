@@ -291,16 +291,54 @@ def _unwrapped(content: str) -> str:
 
 
 def _typed(name: str, given: Mapping[str, str], schemas: _Schemas) -> ToolCall:
-    """Text stays text where the tool wants that; else it is JSON, if it can be."""
+    """Text stays text where the tool wants that, or takes it and not what it would be as JSON; else it is JSON."""
     properties = schemas.get(name, {})
     return ToolCall(name, {key: _value(text, properties.get(key)) for key, text in given.items()})
 
 
 def _value(text: str, schema: JsonValue) -> JsonValue:
-    if isinstance(schema, dict) and schema.get("type") == "string":
+    kinds = _kinds(schema)
+    if kinds == {"string"}:
         return text
     value, end = _json_at(text, 0)
-    return value if _closed(text, end, ()) and is_sound(value) and end else text
+    is_json = bool(end) and _closed(text, end, ()) and is_sound(value)
+    return value if is_json and ("string" not in kinds or kinds & _kinds_of(value)) else text
+
+
+def _kinds(schema: JsonValue, *, several: bool = True) -> frozenset[str]:
+    """The types that a schema takes, by JSON Schema's names; none where it does not say. `several`: in several ways,
+    one of which is not read in several ways again: clients may nest them to any depth.
+    """
+    match schema:
+        case {"type": str(name)}:
+            return frozenset((name,))
+        case {"type": [*names]}:
+            return frozenset(map(str, names))
+        case {"anyOf": [*ways]} | {"oneOf": [*ways]} if several:
+            found = [_kinds(way, several=False) for way in ways]
+            return frozenset().union(*found) if all(found) else frozenset()
+        case {"enum": [*values]}:
+            return frozenset().union(*map(_kinds_of, values))
+        case {"const": value}:
+            return _kinds_of(value)
+    return frozenset()
+
+
+def _kinds_of(value: JsonValue) -> frozenset[str]:
+    match value:
+        case None:
+            return frozenset(("null",))
+        case bool():
+            return frozenset(("boolean",))
+        case int():
+            return frozenset(("integer", "number"))
+        case float():
+            return frozenset(("number",))
+        case str():
+            return frozenset(("string",))
+        case list():
+            return frozenset(("array",))
+    return frozenset(("object",))
 
 
 def _mistral(text: str, schemas: _Schemas) -> _FoundCalls | None:

@@ -141,6 +141,45 @@ def test_an_argument_is_of_the_type_that_its_tool_wants() -> None:
     assert read(glm, tools=TOOLS).calls[0].arguments == {"n": 7}
 
 
+OPTIONAL_TEXT: JsonValue = {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        (OPTIONAL_TEXT, "123", "123"),
+        (OPTIONAL_TEXT, '{"a": 1}', '{"a": 1}'),
+        (OPTIONAL_TEXT, '"quoted"', "quoted"),
+        (OPTIONAL_TEXT, "null", None),
+        ({"type": ["string", "null"]}, "true", "true"),
+        ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, "123", 123),
+        ({"anyOf": [{"type": "string"}, {"type": "number"}]}, "12", 12),
+        ({"anyOf": [{"type": "string"}, {"type": "array"}]}, "[1]", [1]),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "12", 12),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": [1, 2]}, "1", 1),
+        ({"const": "yes"}, "yes", "yes"),
+        ({"type": "integer"}, "1.5", 1.5),
+        ({"anyOf": [{"$ref": "#/$defs/A"}, {"type": "string"}]}, "12", 12),
+        ({}, "12", 12),
+    ],
+)
+@pytest.mark.parametrize("family", ["qwen_coder", "glm"])
+def test_an_argument_stays_text_where_its_tool_takes_that_and_not_what_it_would_be(
+    schema: JsonValue, text: str, value: JsonValue, family: ToolFormat
+) -> None:
+    parameters: dict[str, JsonValue] = {"type": "object", "properties": {"at": schema}}
+    tools: list[Tool] = [{"type": "function", "function": {"name": "look", "parameters": parameters}}]
+    written = {
+        "qwen_coder": f"<tool_call><function=look><parameter=at>\n{text}\n</parameter></function></tool_call>",
+        "glm": f"<tool_call>look<arg_key>at</arg_key><arg_value>{text}</arg_value></tool_call>",
+    }[family]
+
+    (call,) = read(written, tools=tools, formats=(family,)).calls
+
+    assert call.arguments == {"at": value}
+
+
 def test_what_can_be_read_beside_a_broken_call_is_kept_and_the_fault_told() -> None:
     text = '<tool_call>{"name": "take", "arguments": {}}</tool_call><tool_call>{"name": </tool_call>'
 
