@@ -201,7 +201,7 @@ async def _by_script(fresh: Runtime, task: JudgedTask, tests: ScriptTests) -> tu
         written = await fresh.copy_out(LOGS, most_bytes=_MOST_RESULTS)
     except RuntimeRefused:
         written = {}
-    return reward_of(written), said_of(end)
+    return reward_of(written), "\n".join(filter(None, (said_of(end), lack_of_reward(written))))
 
 
 async def run_script(
@@ -238,6 +238,20 @@ def reward_of(written: Mapping[str, RuntimeFile]) -> float:
     except (KeyError, ValueError, TypeError, RecursionError):
         return 0.0
     return worth if math.isfinite(worth) else 0.0
+
+
+def lack_of_reward(written: Mapping[str, RuntimeFile]) -> str:
+    """Says what is missing where a script wrote no file of rewards, or several numbers of which none is the reward."""
+    if not {"reward.json", "reward.txt"} & written.keys():
+        return f"there is no reward.txt or reward.json in {LOGS}: expected one of them from tests/test.sh"
+    try:
+        told = json.loads(written["reward.json"].content)
+    except (KeyError, ValueError, RecursionError):
+        return ""
+    if not isinstance(told, dict) or "reward" in told or len(told) == 1:
+        return ""
+    names = ", ".join(map(str, told)) or "nothing"
+    return f"reward.json has {names}, none of which is the reward: expected `reward` among them, or one number alone"
 
 
 def _only(told: Mapping[str, object]) -> object:

@@ -146,6 +146,27 @@ def test_a_reward_is_read_as_harbor_writes_it(files: dict[str, bytes], reward: f
 
 
 @pytest.mark.usefixtures("pool")
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            """echo '{"correctness": 1, "performance": 0.5}' > /logs/verifier/reward.json""",
+            "reward.json has correctness, performance, none of which is the reward: expected `reward` among them",
+        ),
+        ("true", "there is no reward.txt or reward.json in /logs/verifier: expected one of them from tests/test.sh"),
+    ],
+)
+async def test_a_script_that_names_no_reward_is_told_so(tmp_path: Path, line: str, said: str) -> None:
+    made = folder(tmp_path)
+    (made / "tests/test.sh").write_text(f"#!/bin/sh\n{line}\n")
+
+    fault = await fault_of(read_harbor_task(made, images=IMAGES))
+
+    assert fault.startswith("its tests give 0 after its solution")
+    assert said in fault
+
+
+@pytest.mark.usefixtures("pool")
 async def test_a_solution_is_rewarded_and_nothing_is_not(tmp_path: Path) -> None:
     assert await fault_of(read_harbor_task(folder(tmp_path), images=IMAGES)) == ""
 
