@@ -219,7 +219,14 @@ def _tool(given: Any, place: int) -> Tool:
     match given:
         case {"type": "function", "function": {"name": str(name)} as function}:
             return function_tool(name, function)
-    raise NotUnderstood(f"tools.{place}: expected a function with a name", param=f"tools.{place}")
+    raise no_function(given, place)
+
+
+def no_function(given: object, place: int) -> NotUnderstood:
+    """The refusal of a tool that is no function of the agent's."""
+    kind = given.get("type") if isinstance(given, dict) else None
+    was = f"it is of type {str(kind)[:64]}, and such tools are not run here; " if kind not in (None, "function") else ""
+    return NotUnderstood(f"tools.{place}: {was}expected a function with a name", param=f"tools.{place}")
 
 
 def function_tool(name: str, given: Mapping[str, Any]) -> Tool:

@@ -19,7 +19,15 @@ from env_service.agents.fields import (
     template_arguments,
     unserved,
 )
-from env_service.agents.messages import AgentMessage, MadeCall, NotUnderstood, function_tool, role_of, text_in
+from env_service.agents.messages import (
+    AgentMessage,
+    MadeCall,
+    NotUnderstood,
+    function_tool,
+    no_function,
+    role_of,
+    text_in,
+)
 from env_service.agents.sessions import AgentRequest, AgentSession, CallRefused, PendingTurn
 from env_service.environments.interface import Tool
 
@@ -127,8 +135,10 @@ def _add(found: list[AgentMessage], item: Any, names: dict[str, str], *, param: 
             else:
                 found.append(said)
         case _:
+            kind = item.get("type") if isinstance(item, dict) else None
+            was = "" if kind is None else f"it is of type {str(kind)[:64]}; "
             expected = "a message, function_call or function_call_output"
-            raise NotUnderstood(f"{param}: expected {expected}", param=param)
+            raise NotUnderstood(f"{param}: {was}expected {expected}", param=param)
 
 
 def join(found: list[AgentMessage], said: AgentMessage) -> None:
@@ -150,7 +160,7 @@ def _tools(given: object) -> tuple[Tool, ...]:
             case {"type": "function", "name": str(name)}:
                 found.append(function_tool(name, each))
             case _:
-                raise NotUnderstood(f"tools.{place}: expected a function with a name", param=f"tools.{place}")
+                raise no_function(each, place)
     return tuple(found)
 
 

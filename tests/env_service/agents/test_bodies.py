@@ -86,3 +86,19 @@ async def test_a_body_is_a_400_at_whatever_depth_it_cannot_be_handled(agents: Ma
     said = await answers(agents, chat_model, asked)
 
     assert {status for status, _ in said} == {200, 400}
+
+
+async def test_a_tool_or_an_item_of_another_kind_is_refused_by_that(agents: MakeAgentBench, chat_model: Path) -> None:
+    tools = '"tools": [{"type": "function", "name": "a", "function": {"name": "a"}}, {"type": "web_search"}]'
+    item = '{"type": "custom_tool_call", "call_id": "1", "name": "patch", "input": "x"}'
+    asked = [
+        ("chat/completions", f'{{"messages": {json.dumps(GO)}, {tools}}}'),
+        ("responses", f'{{"input": "go", {tools}}}'),
+        ("responses", f'{{"input": [{{"role": "user", "content": "go"}}, {item}]}}'),
+    ]
+
+    said = [answer["error"]["message"] for _, answer in await answers(agents, chat_model, asked)]
+
+    tool = "tools.1: it is of type web_search, and such tools are not run here; expected a function with a name"
+    expected = "expected a message, function_call or function_call_output"
+    assert said == [tool, tool, f"input.1: it is of type custom_tool_call; {expected}"]
