@@ -105,7 +105,7 @@ class AgentMessage:
 
     @property
     def _parted(self) -> tuple[str, str]:
-        """What was thought, wherever it stands, and the text without it."""
+        """The thinking, wherever it stands, and the text without it."""
         before, closed, after = self.text.partition(_THOUGHT)
         return (before.strip().removeprefix(_BEGUN), after) if closed else (self.thought, self.text)
 

@@ -135,8 +135,8 @@ def _add(found: list[AgentMessage], item: Any, names: dict[str, str], *, param: 
             else:
                 found.append(said)
         case _:
-            kind = item.get("type") if isinstance(item, dict) else None
-            was = "" if kind is None else f"it is of type {str(kind)[:64]}; "
+            other = item.get("type") if isinstance(item, dict) else None
+            was = "" if other is None else f"it is of type {str(other)[:64]}; "
             expected = "a message, function_call or function_call_output"
             raise NotUnderstood(f"{param}: {was}expected {expected}", param=param)
 

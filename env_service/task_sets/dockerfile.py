@@ -187,7 +187,7 @@ def _set(build: _ImageBuild, word: str, rest: str) -> None:
 
 
 def _variables(build: _ImageBuild, rest: str) -> dict[str, str]:
-    """What ENV sets: NAME=VALUE, or in the older form a name, and all that follows as its value."""
+    """The variables that ENV sets: NAME=VALUE, or in the older form a name, and all that follows as its value."""
     name, *value = rest.split(maxsplit=1)[:2] or [""]
     if "=" not in name and value:
         return {name: _words(build, value[0], split=False)[0]}
