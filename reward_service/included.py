@@ -42,7 +42,7 @@ _OURS = "reward_service.verifiers"
 INCLUDED = (
     Verifier(
         name="code",
-        version="1",
+        version="2",
         arguments=CodeArguments,
         open=open_code,
         description="The share of tests that the completion's program passes, run in a sandbox.",

@@ -28,6 +28,22 @@ _MODULE = re.compile(r"(?<![\w.])([A-Za-z_]\w*)\.[A-Za-z_]")
 # What a problem of some hundred long inputs takes when it is unpacked.
 _MAX_UNPACKED = 1 << 30
 
+# What the graders of these data sets put before a function, whose published beginning uses `List` without an import. A
+# star import must not hide `pow` or `open`; the depth is the one that LiveCodeBench grants.
+_BEFORE_FUNCTIONS = """\
+import bisect, collections, copy, datetime, functools, heapq, itertools, json, math, operator, random, re, string, sys
+from bisect import *
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from math import *
+from typing import *
+from builtins import *
+sys.setrecursionlimit(50000)
+"""
+# Functions for which more than what the published solution returns is right: any zero of a polynomial (HumanEval/32).
+_MANY_RIGHT = {"find_zero": "abs(poly(*given, got)) <= 1e-4"}
 _FENCED = "Write a Python program. Answer with the whole program in one block of code."
 
 
@@ -80,6 +96,7 @@ def _compared(row: Row) -> str:
     """A `check` for rows with inputs alone: what is right is what the published solution returns for them."""
     inputs = [*_list(row, "base_input"), *_list(row, "plus_input")]
     tolerance = row.get("atol") or 0
+    right = _MANY_RIGHT.get(_text(row, "entry_point"), "same(got, reference(*copy.deepcopy(given)))")
     return f"""import copy, json, math
 
 def same(got, right):
@@ -91,7 +108,8 @@ def same(got, right):
 
 def check(candidate):
     for given in json.loads({json.dumps(inputs)!r}):
-        assert same(candidate(*copy.deepcopy(given)), reference(*copy.deepcopy(given)))
+        got = candidate(*copy.deepcopy(given))
+        assert {right}
 """
 
 
@@ -149,6 +167,8 @@ def _apps(row: Row) -> _Task:
     )
     solutions = _parsed(row, "solutions") if row.get("solutions") else []
     more: Object = {"reference": solutions[0]} if isinstance(solutions, list) and solutions else {}
+    if name:
+        more["prelude"] = _BEFORE_FUNCTIONS
     return _asked(_text(row, "question"), starter), tests, more
 
 
@@ -176,7 +196,7 @@ def _printed(pairs: "zip[tuple[str, str]]") -> Object:
 def _live_code_bench(row: Row) -> _Task:
     listed = [*_cases(row, "public_test_cases"), *_cases(row, "private_test_cases")]
     kinds = {str(case.get("testtype")) for case in listed}
-    starter = str(row.get("starter_code") or "")
+    starter, more = str(row.get("starter_code") or ""), Object()
     if kinds == {"stdin"}:
         tests = _printed(zip((_text(c, "input") for c in listed), (_text(c, "output") for c in listed), strict=True))
     elif kinds == {"functional"}:
@@ -186,10 +206,10 @@ def _live_code_bench(row: Row) -> _Task:
             raise UnknownRow("its metadata names no func_name")
         inputs: list[JsonValue] = [[_json(line, "input") for line in lines_of(_text(c, "input"))] for c in listed]
         outputs: list[JsonValue] = [[_json(_text(c, "output"), "output")] for c in listed]
-        tests = _called(name, inputs, outputs)
+        tests, more = _called(name, inputs, outputs), {"prelude": _BEFORE_FUNCTIONS}
     else:
         raise UnknownRow(f"its tests have the types {sorted(kinds)}; expected either stdin or functional")
-    return _asked(_text(row, "question_content"), starter), tests, {}
+    return _asked(_text(row, "question_content"), starter), tests, more
 
 
 def _cases(row: Row, field: str) -> list[Object]:

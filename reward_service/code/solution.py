@@ -6,6 +6,7 @@ import importlib.util
 import json
 import marshal
 import math
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -24,6 +25,7 @@ START_S = 60.0
 _PACKAGE = "reward_service.code.inside"
 _FOLDER = _PACKAGE.replace(".", "/")
 _FILE = "solution"
+_FUTURE = re.compile(r"^from __future__ import (?:\([^()]*\)|[^()\n]*)$", re.MULTILINE)
 _UNCHECKED = (1).to_bytes(4, "little")
 
 
@@ -215,15 +217,19 @@ class Solution:
 
 def solution_of(code: str, *, arguments: CodeArguments, execution: ExecutionConfig) -> Solution:
     """The solution with what is put before it, within what the operator grants."""
-    prelude = arguments.prelude
-    if prelude and not prelude.endswith("\n"):
-        prelude += "\n"
     return Solution(
         language=arguments.language,
-        code=prelude + code,
+        code=_after(arguments.prelude, code) if arguments.prelude else code,
         memory_mib=arguments.memory_mib,
         usual=granted_limits(execution),
     )
+
+
+def _after(prelude: str, code: str) -> str:
+    """The code after the prelude; before both what Python takes at the start alone, as `from __future__ import ..`."""
+    first = "".join(f"{line}\n" for line in _FUTURE.findall(code))
+    before = prelude if prelude.endswith("\n") else f"{prelude}\n"
+    return first + before + _FUTURE.sub("", code)
 
 
 class SolutionEnded(Exception):

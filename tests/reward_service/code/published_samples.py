@@ -116,5 +116,13 @@ LIVE_CODE_BENCH_CALLS: Row = {
 SOLVED = (
     (LIVE_CODE_BENCH, "print(sum(map(int, input().split())))"),
     (LIVE_CODE_BENCH_CALLS, "class Solution:\n    def pick(self, xs, n):\n        return xs[:n]"),
+    # As their beginning has it, with what their graders put before it.
+    (
+        LIVE_CODE_BENCH_CALLS,
+        "from __future__ import annotations\nclass Solution:\n    def pick(self, xs: List[int], n: int) -> List[int]:\n"
+        "        deep = lambda n: n and deep(n - 1)\n        deep(5000)\n"
+        "        return list(islice(xs, pow(n, 1, 99)))",
+    ),
+    (APPS_CALLS, "class Solution:\n    def half(self, n: int) -> Optional[float]:\n        return n / math.floor(2.5)"),
 )
 OWN = (HUMAN_EVAL_PLUS, HUMAN_EVAL_PLUS_TEST, MBPP, MBPP_SANITIZED, MBPP_PLUS, APPS, APPS_CALLS, TACO)

@@ -15,7 +15,15 @@ from reward_service.code.arguments import CodeArguments
 from reward_service.code.published_rows import Choices, UnknownRow, task_of
 from services.config.sources import ConfigError
 from tests.reward_service.code.conftest import Judged
-from tests.reward_service.code.published_samples import APPS, LIVE_CODE_BENCH, MBPP, OWN, SOLVED, human_eval
+from tests.reward_service.code.published_samples import (
+    APPS,
+    LIVE_CODE_BENCH,
+    LIVE_CODE_BENCH_CALLS,
+    MBPP,
+    OWN,
+    SOLVED,
+    human_eval,
+)
 
 Arguments = dict[str, JsonValue]
 
@@ -57,6 +65,22 @@ async def test_rows_of_other_shapes_are_solved_by_their_solutions_alone(isolated
     pairs += [(code, arguments_of(row)) for row, code in SOLVED]
     assert await rewards(isolated, pairs) == [1.0] * len(pairs)
     assert await rewards(isolated, [("def nothing(): pass", given) for _, given in pairs]) == [0.0] * len(pairs)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_any_zero_of_a_polynomial_is_right_where_the_published_solution_finds_one(isolated: Judged) -> None:
+    row = {**human_eval()[32], "base_input": [[[-6, 11, -6, 1]]], "plus_input": [[[-24, 50, -35, 10, -1, 0]]]}
+    given = arguments_of({name: value for name, value in row.items() if name != "test"})
+    found = [(f"def find_zero(xs):\n    return {zero}", given) for zero in ("1", "2.0", "1.5")]
+    assert await rewards(isolated, found) == [1.0, 1.0, 0.0]
+
+
+def test_a_line_of_an_input_is_one_whatever_its_strings_hold() -> None:
+    case: JsonValue = {"input": '"a\u2028b"\n2\n', "output": '"a"', "testtype": "functional"}
+    tests = arguments_of({**LIVE_CODE_BENCH_CALLS, "public_test_cases": [case]})["tests"]
+    assert isinstance(tests, dict)
+    assert isinstance(tests["cases"], list)
+    assert tests["cases"][0] == {"arguments": ["a\u2028b", 2], "expected": "a"}
 
 
 @pytest.mark.parametrize(
