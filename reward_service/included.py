@@ -93,7 +93,7 @@ INCLUDED = (
     ),
     Verifier(
         name="math",
-        version="5",
+        version="6",
         arguments=MathArguments,
         open=in_workers(f"{_OURS}.mathematics.math_answer:math_answer"),
         packages=("math-verify",),
@@ -101,14 +101,14 @@ INCLUDED = (
     ),
     Verifier(
         name="multiple_choice",
-        version="2",
+        version="3",
         arguments=MultipleChoiceArguments,
         open=inline(multiple_choice),
         description="1 when the final statement names the right option and no other.",
     ),
     Verifier(
         name="numeric",
-        version="2",
+        version="3",
         arguments=NumericArguments,
         open=inline(numeric),
         description="1 when the final number is the right one within the tolerances.",
@@ -122,7 +122,7 @@ INCLUDED = (
     ),
     Verifier(
         name="qa",
-        version="2",
+        version="3",
         arguments=QaArguments,
         open=inline(qa),
         description="Whether a short answer in words is right: exactly, as a part, or by the F1 of its words.",

@@ -20,8 +20,16 @@ _ROUNDED = re.compile(r"\\approx|\\simeq|≈|approximately|numerically")
 _STATEMENT = re.compile(
     r"\b(?:answers?|solutions?|(?:choice|option)\b(?!\s+\(?[A-J]\b))\b(?:(?!\b(?:since|because|where|when|if)\b)[^.\n:=：]){0,60}?"
     r"(?:\b(?:is|are|be)\b|[:=：])"
-    r"|答案[^。，\n:=：是为]{0,20}[是为:=：]+"
-    r"|\b(?:réponse|respuesta|resposta|antwort|risposta|ответ)\b[^.\n:=]{0,60}?(?:\b(?:est|es|é|ist|è)\b|[:=])",
+    r"|\bans\b\.?[^.\n:=：]{0,10}?[:=：]"
+    r"|(?:答案|正解|正答|答え|回答|解答)[^。，、\n:=：是为は】]{0,20}(?:(?<!不)[:=：是为は】]\s?)+"
+    r"|(?:정답|답안|답변|(?<!\w)답)\s?(?:은|는|[:：])"
+    r"|\b(?:réponse|respuesta|resposta|antwort|risposta)\b[^.\n:=]{0,60}?(?:\b(?:est|es|é|ist|è)\b|[:=])"
+    r"|\b(?:ответ|відповідь)\b[^.\n:=]{0,60}?(?:[:=]|\s[—–-]\s)"
+    # Of other languages of common tests: Indonesian, Vietnamese, Turkish, Polish, Czech, Dutch, Scandinavian, Finnish,
+    # Romanian, Hungarian, Swahili, Yoruba, Greek, Hebrew, Arabic, Persian, Hindi, Bengali and Thai.
+    r"|(?<!\w)(?:jawaban|đáp án|câu trả lời|cevap|yanıt|odpowiedź|odpověď|antwoord|svar|svaret|vastaus|răspuns"
+    r"|răspunsul|válasz|jibu|ìdáhùn|απάντηση|תשובה|الإجابة|إجابة|الجواب|جواب|پاسخ|उत्तर|উত্তর|คำตอบ)(?!\w)[^.\n:=：।]{0,60}?"
+    r"(?:[:=：]|\b(?:adalah|ialah|là|to|jest|je|is|är|er|on|este|ni|είναι|היא|הוא|هي|هو)\b|คือ)",
     re.IGNORECASE,
 )
 # Not the point of `St. Louis` or `U.S. Grant`.

@@ -222,10 +222,61 @@ def test_a_hostile_text_of_a_million_characters_is_read_at_once(hostile: str) ->
         ("Hence, C.", "C"),
         ("因此选 D。", "D"),
         ("答案是 B。", "B"),
+        ("The answer is 12, which corresponds to option (D).", "D"),
+        ("The speed is 12 m/s. This matches option D.", "D"),
+        ("The answer is 12 (D).", "D"),
+        ("B\n\nExplanation: London is the capital of a country.", "B"),
+        ("B\n\nA) is too small. C) is too large.", "B"),
+        ("(B) London\n\nIt is the capital, and has been for long.", "B"),
+        ('{"answer": "B", "reason": "it is the capital"}', "B"),
+        ("Ans: (B)", "B"),
+        ("b)", "B"),
+        ("A) is incorrect. B) is correct. C) is incorrect.", "B"),
+        ("故选：B。", "B"),
+        ("【答案】B【解析】因为", "B"),
+        ("答案是B选项", "B"),
+        ("A错误；B正确；C错误；D错误。", "B"),
+        ("選択肢を比べます。\n答え：B", "B"),
+        ("答えはBです。", "B"),
+        ("정답은 B입니다.", "B"),
+        ("정답: B", "B"),
+        ("Правильный ответ — B", "B"),
+        ("Jawaban yang benar adalah B.", "B"),
+        ("Đáp án đúng là B.", "B"),
+        ("الإجابة: B", "B"),
+        ("उत्तर: B", "B"),
+        ("উত্তর: B", "B"),
+        ("Jibu: B", "B"),
+        ("Ìdáhùn: B", "B"),
     ],
 )
 def test_the_option_is_found_where_people_name_it(completion: str, answer: str) -> None:
     assert multiple_choice(Submission(completion=completion), MultipleChoiceArguments(answer=answer)).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "A) is incorrect. C) is incorrect.",
+        "A: incorrect\nB: correct\nC: incorrect\nD: incorrect",
+        "A) 3 is too small\nB) 4 fits\nC) 5 is too large",
+        "A. London\nB. Paris\nC. Rome\nD. Berlin",
+        "A\nB\nC\nD",
+        "Answer: A is wrong",
+        "12 does not match option D.",
+        "A正确；B错误；C正确。",
+        "A对B的影响很大",
+        "答案不是A",
+        "答案是A、B",
+    ],
+)
+def test_what_is_said_of_options_is_no_choice(completion: str) -> None:
+    assert [judged(completion, answer=answer).reward for answer in "ABCD"] == [0.0] * 4
+
+
+def test_an_option_beside_the_text_of_another_is_none() -> None:
+    assert judged("The answer is Paris (B).", options=list(CITIES)).reward == 1.0
+    assert judged("The answer is Paris (A).", answer="A", options=list(CITIES)).reward == 0.0
 
 
 @pytest.mark.parametrize("answer", ["A", "B"])
