@@ -40,6 +40,13 @@ _APPLIED = re.compile(
 )
 # `5π` and `5√2` are not 5.
 _TIMES = re.compile(r"\s*(?:x\s|\*)?\s*(?:\\pi(?![A-Za-z])|π|\\?sqrt\b|√|e\^)")
+# `2^x` is not 2; `2^{nd}` and `2^{\circ}` are.
+_TO_A_POWER = re.compile(r"\s*\^\s*\{?\s*-?(?!(?:st|nd|rd|th)\b)[A-Za-z]")
+# Fractions as LaTeX has them with fewer braces, too.
+_FRACTION = re.compile(r"(\\[dt]?frac)\s*(?:\{\s?(-?\d+)\s?\}|(\d))\s*(?:\{\s?(\d+)\s?\}|(\d))")
+# What leaves open which of two last numbers is meant.
+_UNDECIDED = re.compile(r"\s*or\s*")
+_BETWEEN = re.compile(r"\bbetween\s*[$(\[]*$")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _CALCULATED = re.compile(r"\s*(?:to|through|till|until|plus|minus|times|divided by|over)\s*", re.IGNORECASE)
@@ -73,6 +80,7 @@ def tidied(text: str, *, mark: DecimalMark) -> str:
     """The text with ASCII signs, superscripts as `^5`, and the usual separator of thousands."""
     text = _RAISED.sub(lambda match: "^" + match.group().translate(_SUPERSCRIPTS), text).translate(_DASHES)
     text = text.replace(r"\times", " x ").replace(r"\cdot", " x ").replace(r"\%", "%").replace(r"\$", "$")
+    text = _FRACTION.sub(r"\1{\2\3}{\4\5}", text)
     text = _LATEX_GAP.sub("," if mark == "point" else ".", text)
     return _SPACED.sub(lambda match: match.group().replace(" ", ""), text)
 
@@ -89,7 +97,9 @@ def numbers(text: str, *, mark: DecimalMark) -> Iterator[FoundNumber]:
 @cache
 def _pattern(mark: DecimalMark) -> re.Pattern[str]:
     group, point = (",", r"\.") if mark == "point" else (r"\.", ",")
-    plain = rf"(?:\d{{1,3}}(?:{group}\d{{3}})+(?!\d)|\d+)(?:{point}\d+)?|(?<!\d){point}\d+"
+    # In India the thousands stand alone: `12,34,567`.
+    grouped = rf"\d{{1,3}}(?:{group}\d{{3}})+(?!\d)|\d{{1,2}}(?:{group}\d{{2}})+{group}\d{{3}}(?![\d{group}])"
+    plain = rf"(?:{grouped}|\d+)(?:{point}\d+)?|(?<!\d){point}\d+"
     exponent = r"[eE](?P<e>[+-]?\d+)(?![\w.])|\s*[xX*]\s*10\s?\^\s?\{?\s?(?P<ten>[+-]?\d+)\s?\}?"
     return re.compile(
         # Not an exponent or an index, as in `m^{2}`.
@@ -237,13 +247,26 @@ def _last(text: str, mark: DecimalMark) -> FoundNumber | None:
     """The last number that is not denied: `it is not 5`."""
     text = tidied(text, mark=mark)
     found = [one for one in numbers(text, mark=mark) if not _NEGATED.search(text[max(0, one.start - 20) : one.start])]
-    return found[-1] if found and not _is_factor(text, found[-1]) else None
+    return found[-1] if found and not _is_factor(text, found[-1]) and not _is_undecided(text, found) else None
+
+
+def _is_undecided(text: str, found: Sequence[FoundNumber]) -> bool:
+    """True of the last two numbers in `5 or 6` and `between 5 and 6`."""
+    if len(found) < 2 or found[-2].value == found[-1].value:
+        return False
+    first, last = found[-2:]
+    before, between = text[max(0, first.start - 20) : first.start], text[first.end : last.start]
+    return _UNDECIDED.fullmatch(between) is not None or (
+        between.strip() == "and" and _BETWEEN.search(before) is not None
+    )
 
 
 def _is_factor(text: str, number: FoundNumber) -> bool:
-    """True of the 5 in `5π`, `\\sqrt{5}` or `\\frac{x}{5}`."""
+    """True of the 5 in `5π`, `5^x`, `\\sqrt{5}` or `\\frac{x}{5}`."""
     before = text[max(0, number.start - 20) : number.start]
-    return _APPLIED.search(before) is not None or _TIMES.match(text, number.end) is not None
+    if _APPLIED.search(before) is not None or _TO_A_POWER.match(text, number.end) is not None:
+        return True
+    return _TIMES.match(text, number.end) is not None
 
 
 def _stated(text: str) -> str | None:

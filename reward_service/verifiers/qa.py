@@ -31,6 +31,9 @@ _OF_THE_WORD = re.compile(
     r"(?<=\d)[./:-](?=\d)|(?<=\d),(?=\d)(?!\d{3}(?!\d))|(?<![^\s(\[])-(?=[.$£€]?\d)|(?<![\w.])\.(?=\d)"
     r"|(?<=[\w\s])[<>=^](?=[\w\s-])|(?<=\b[a-z])(?:\+{1,2}|[#-])(?!\w)"
 )
+# `10²` is not 102, and `2½` is 2 1/2: what NFKC would put side by side.
+_RAISED = re.compile(r"(?<=\d)(?=[⁰¹²³⁴-⁹])")
+_VULGAR = re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞])")
 _DASHES = re.compile(r"−|(?<=\d)[‐‑–](?=\d)")
 _ROMAN = re.compile(r"\\(?:text(?:bf|it|rm|sf)?|math(?:rm|bf|it|sf)|mbox)(?![a-z])\s?")
 
@@ -80,10 +83,11 @@ def qa(submission: Submission, arguments: QaArguments) -> Score:
     """
     text = strip_thinking(submission.completion)[-TAIL_CHARS:]
     found = (_PLACES[place](text) for place in arguments.extract)
-    words = normal_words(next((answer for answer in found if answer), ""))
+    answer = next((answer for answer in found if answer), "")
+    words = normal_words(answer)
     golds = [normal_words(gold) for gold in arguments.golds()]
     strict = float(any(words == gold for gold in golds))
-    loose = float(any(_contains(words, gold) for gold in golds))
+    loose = float(any(_holds(answer, words, gold) for gold in golds))
     soft = max(_f1(words, gold) for gold in golds)
     too_long = arguments.max_words is not None and len(words) > arguments.max_words
     reward = 0.0 if too_long else {"strict": strict, "loose": loose, "soft": soft}[arguments.mode]
@@ -111,17 +115,31 @@ _PLACES: dict[Place, Callable[[str], str | None]] = {
 def normal_words(text: str) -> tuple[str, ...]:
     """The words in lower case, without punctuation and articles; an answer that is only an article keeps it.
 
-    Marks that make a word what it is stay: `-5` is not `5`, and `C++` is not `C`.
+    Marks that make a word what it is stay: `-5` is not `5`, and `C++` is not `C`. So does an article at the end, which
+    is none: `hepatitis A`.
     """
-    lowered = _DASHES.sub("-", unicodedata.normalize("NFKC", text).lower())
+    words = _words(text)
+    if _ARTICLES.issuperset(words):
+        return words
+    return tuple(word for word in words[:-1] if word not in _ARTICLES) + words[-1:]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    apart = _RAISED.sub("^", _VULGAR.sub(" ", text))
+    lowered = _DASHES.sub("-", unicodedata.normalize("NFKC", apart).lower()).replace("⁄", "/")
     kept = {at for match in _OF_THE_WORD.finditer(lowered) for at in range(*match.span())}
     bare = "".join(mark for at, mark in enumerate(lowered) if at in kept or not _is_punctuation(mark))
-    words = tuple(_WORD.findall(bare))
-    return tuple(word for word in words if word not in _ARTICLES) or words
+    return tuple(_WORD.findall(bare))
 
 
 def _is_punctuation(character: str) -> bool:
     return character in string.punctuation or unicodedata.category(character).startswith("P")
+
+
+def _holds(answer: str, words: Sequence[str], gold: Sequence[str]) -> bool:
+    """True if the gold's words stand in the answer's, with a last one that could be an article, `hepatitis A`."""
+    with_articles = gold[-1] in _ARTICLES and not _ARTICLES.issuperset(gold)
+    return _contains(_words(answer) if with_articles else words, gold)
 
 
 def _contains(words: Sequence[str], gold: Sequence[str]) -> bool:

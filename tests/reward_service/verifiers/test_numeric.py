@@ -234,6 +234,18 @@ def test_a_hostile_text_of_a_million_characters_is_read_at_once(hostile: str) ->
         ("The answer is between 3 and 5", 3, 0.0),
         ("The answer is not 5.", 5, 0.0),
         (r"\boxed{5} and \boxed{6}", 6, 0.0),
+        (r"\boxed{\frac12}", 0.5, 1.0),
+        (r"\boxed{3\frac12}", 3.5, 1.0),
+        (r"\boxed{3\frac12}", 3, 0.0),
+        (r"\boxed{\dfrac{7}2}", 3.5, 1.0),
+        (r"\boxed{2^{x}}", 2, 0.0),
+        (r"\boxed{2^{nd}}", 2, 1.0),
+        (r"\boxed{45^\circ}", 45, 1.0),
+        ("The answer is ₹12,34,567.", 1234567, 1.0),
+        ("It costs ₹1,23,456.", 23456, 0.0),
+        ("It is 5 or 6.", 6, 0.0),
+        ("It is between 3 and 5.", 5, 0.0),
+        ("12 of them, or 12", 12, 1.0),
     ],
 )
 def test_numbers_as_people_write_them(completion: str, answer: float, reward: float) -> None:

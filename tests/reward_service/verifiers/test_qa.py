@@ -32,6 +32,10 @@ def reward(completion: str, answer: object, **arguments: object) -> float:
         ("e-mail", "email"),
         ("C++", "c++."),
         ("9/11", "9/11."),
+        ("hepatitis A", "Hepatitis A."),
+        ("1/2", "½"),
+        ("2 1/2", "2½"),
+        ("H2O", "H₂O"),
     ],
 )
 def test_strict_is_equal_after_normalisation(answer: object, completion: str) -> None:
@@ -58,6 +62,10 @@ def test_strict_is_equal_after_normalisation(answer: object, completion: str) ->
         ("C++", "C"),
         ("C", "C#"),
         ("x<1", "x>1"),
+        ("hepatitis A", "hepatitis"),
+        ("hepatitis A", "hepatitis B"),
+        ("102", "10²"),
+        ("21/2", "2½"),
     ],
 )
 def test_strict_is_nothing_else(answer: object, completion: str) -> None:
@@ -70,6 +78,14 @@ def test_loose_contains_the_answer_word_for_word() -> None:
     assert reward("Broncos from Denver", "Denver Broncos", mode="loose") == 0.0
     assert reward("in 1998 or 1999", ["1997", "1999"], mode="loose") == 1.0
     assert reward("首都是北京市", "北京", mode="loose") == 1.0
+
+
+def test_a_letter_at_the_end_is_no_article() -> None:
+    assert reward("It was hepatitis A that he had.", "hepatitis A", mode="loose") == 1.0
+    assert reward("It was hepatitis B that he had.", "hepatitis A", mode="loose") == 0.0
+    assert reward("The answer is A.", "A", mode="loose") == 1.0
+    assert reward("It is a cat.", "A", mode="loose") == 0.0
+    assert reward("the cat", "The The", mode="loose") == 0.0
 
 
 def test_loose_can_be_kept_from_rewarding_a_list_of_everything() -> None:
