@@ -255,7 +255,7 @@ def judge_verifier(config: JudgeConfig) -> Verifier:
 
     return Verifier(
         name=config.name,
-        version=f"1+{config.model}+{fingerprint[:_FINGERPRINT_CHARS]}",
+        version=f"2+{config.model}+{fingerprint[:_FINGERPRINT_CHARS]}",
         description=_DESCRIPTIONS[config.kind],
         arguments=arguments,
         open=opened,

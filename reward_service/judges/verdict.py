@@ -92,10 +92,12 @@ _WINNERS: Mapping[str, float] = {"first": 1.0, "tie": 0.5, "second": 0.0}
 _FIELDS: Mapping[Kind, str] = {"score": "score", "pairwise": "winner"}
 _LINES: Mapping[Kind, re.Pattern[str]] = {
     "score": re.compile(
-        r"^[^\w\n]*(?:final )?(?:score|rating)[^\w\n]{1,5}(\d+(?:\.\d+)?)(?: */ *10)?[^\w\n]*$", re.I | re.M
+        r"^[^\w\n]*(?:final )?(?:score|rating)[^\w\n]{1,5}(?<![-−])(\d+(?:\.\d+)?)(?: */ *10)?[^\w\n]*$", re.I | re.M
     ),
     "pairwise": re.compile(r"^[^\w\n]*(?:winner|verdict)[^\w\n]{1,5}(first|second|tie)[^\w\n]*$", re.I | re.M),
 }
+# A backslash with what JSON knows after it, or with nothing: models forget to double those of `\(x\)`.
+_ESCAPED = re.compile(r'\\(["\\/bfnrtu]?)')
 # A reply that was made to be long or deep must not take quadratic time.
 _MAX_CHARS = 1 << 14
 _MAX_OBJECTS = 512
@@ -164,10 +166,12 @@ def verdict_of(reply: str, *, kind: Kind, mark: str, material: Collection[str]) 
     The reply's own thought before `</think>` does not count; of several verdicts with the mark the last does.
     """
     text = without_thought(reply)[-_MAX_CHARS:]
-    found = [*_objects(text, kind=kind), *_lines(text, kind=kind)]
-    marked = [each.value for each in found if each.mark == mark]
+    # Only what has the mark is read with its backslashes doubled: a quotation has to be found as it stands.
+    doubled = _ESCAPED.sub(lambda match: match[0] if match[1] else r"\\", text)
+    marked = [each.value for each in _objects(doubled, kind=kind) if each.mark == mark]
     if marked:
         return marked[-1]
+    found = [*_objects(text, kind=kind), *_lines(text, kind=kind)]
     own = {each.value for each in found if each.mark is None and not any(each.text in shown for shown in material)}
     return own.pop() if len(own) == 1 else None
 
@@ -210,8 +214,8 @@ def schema_of(kind: Kind) -> dict[str, JsonValue]:
 
 
 def _objects(text: str, *, kind: Kind) -> Iterator[_FoundVerdict]:
-    """JSON objects that hold a verdict, outermost ones only, in order."""
-    decoder = json.JSONDecoder()
+    """JSON objects that hold a verdict, outermost ones only, in order; their strings may go over lines."""
+    decoder = json.JSONDecoder(strict=False)
     start, tries = text.find("{"), 0
     while start >= 0 and tries < _MAX_OBJECTS:
         tries += 1
@@ -238,7 +242,7 @@ def _lines(text: str, *, kind: Kind) -> Iterator[_FoundVerdict]:
 
 def _value(said: object, *, kind: Kind) -> float | None:
     if kind == "pairwise":
-        return _WINNERS.get(said) if isinstance(said, str) else None
+        return _WINNERS.get(said.strip().lower()) if isinstance(said, str) else None
     if isinstance(said, bool) or not isinstance(said, int | float) or not math.isfinite(said):
         return None
     return float(said) / HIGHEST_SCORE if 0 <= said <= HIGHEST_SCORE else None

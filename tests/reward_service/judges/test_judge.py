@@ -34,7 +34,7 @@ async def test_a_score_is_scaled_and_names_the_model_that_gave_it() -> None:
     assert result.reward == pytest.approx(0.7)
     assert components(result) == {"lowest": pytest.approx(0.7), "highest": pytest.approx(0.7)}
     assert '"reasoning": "fine", "score": 7' in result.explanation
-    assert result.verifier_version.startswith("1+m+")
+    assert result.verifier_version.startswith("2+m+")
     (asked,) = asked_of(api)
     assert (asked.text(0), asked.text(1)) == ("Name a prime.", "11")
     assert api.paths == ["/v1/chat/completions"]
