@@ -24,7 +24,8 @@ import importlib
 import inspect
 import math
 import typing
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, ClassVar, Self
@@ -234,15 +235,33 @@ def _of_lists(function: Callable[..., object], path: str) -> Together:
 
         async def judge_later(submissions: Sequence[Submission], arguments: Sequence[BaseModel]) -> Sequence[object]:
             noted = _ScoreNotes(len(submissions))
-            return noted.beside(_each(await function(**lists(submissions, arguments, noted)), len(submissions), path))
+            with _texts_not_messages():
+                rewards = await function(**lists(submissions, arguments, noted))
+            return noted.beside(_each(rewards, len(submissions), path))
 
         return judge_later
 
     def judge(submissions: Sequence[Submission], arguments: Sequence[BaseModel]) -> Sequence[object]:
         noted = _ScoreNotes(len(submissions))
-        return noted.beside(_each(function(**lists(submissions, arguments, noted)), len(submissions), path))
+        with _texts_not_messages():
+            rewards = function(**lists(submissions, arguments, noted))
+        return noted.beside(_each(rewards, len(submissions), path))
 
     return judge
+
+
+@contextmanager
+def _texts_not_messages() -> Iterator[None]:
+    """Tells a function that takes a text for a list of messages what it gets: those for TRL's chats do."""
+    try:
+        yield
+    except TypeError as error:
+        if not str(error).startswith("string indices must be integers"):
+            raise
+        raise DataError(
+            f"the verifier raised {in_a_sentence(error)}; a completion and a prompt are texts here, and no lists of "
+            "messages: read `completion` in place of `completion[0]['content']`"
+        ) from error
 
 
 def _alone(together: Together, *, is_async: bool) -> Callable[..., Any]:
@@ -300,6 +319,12 @@ class _ScoreNotes:
 
 def _each(rewards: object, count: int, path: str) -> Sequence[object]:
     """A reward for each completion; None is TRL's word for one that the function does not judge."""
+    if inspect.iscoroutine(rewards):
+        rewards.close()
+        raise UserError(
+            f"verifier {path!r} returned a coroutine, which nobody awaits here: name a function that is itself written "
+            "with `async def`, and not an object or a wrapper around one"
+        )
     values = list(rewards) if isinstance(rewards, Iterable) and not isinstance(rewards, str | bytes | Mapping) else None
     if values is None or len(values) != count:
         whose = "one completion, expected a list of one number"

@@ -187,6 +187,21 @@ def breaks_on_groups(completions: list[str], **columns: object) -> list[float]:
     raise KeyError(len(completions))
 
 
+def reads_messages(completions: list[Any], **columns: object) -> list[float]:
+    """Takes chats, as many of TRL's reward functions do."""
+    return [float(len(completion[0]["content"])) for completion in completions]
+
+
+async def reads_messages_async(completions: list[Any], **columns: object) -> list[float]:
+    """The same."""
+    return reads_messages(completions)
+
+
+def hides_a_coroutine(completions: list[str], **columns: object) -> object:
+    """Returns what an async function does when nobody awaits it."""
+    return reads_messages_async(completions)
+
+
 def dies_on_groups(completions: list[str], **columns: object) -> list[float]:
     """Kills its process."""
     os.kill(os.getpid(), signal.SIGKILL)

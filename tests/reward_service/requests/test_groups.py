@@ -14,8 +14,9 @@ from reward_service.verifier.config import CustomVerifier, WorkerConfig
 from reward_service.verifier.lanes import make_metrics
 from services.http.metrics import Metrics
 
-FUNCTIONS = ("best_of_group", "best_of_group_async", "breaks_on_groups", "dies_on_groups", "short_of_one")
 BOTH = ["best_of_group", "best_of_group_async"]
+BROKEN = ("breaks_on_groups", "dies_on_groups", "short_of_one", "hides_a_coroutine")
+FUNCTIONS = (*BOTH, *BROKEN, "reads_messages", "reads_messages_async")
 
 
 @asynccontextmanager
@@ -106,6 +107,9 @@ async def test_a_group_is_larger_than_what_a_lane_holds_at_once(verifier: str) -
     [
         ("breaks_on_groups", "data", "KeyError"),
         ("dies_on_groups", "infrastructure", "the worker died"),
+        ("reads_messages", "data", "read `completion` in place of `completion[0]['content']`"),
+        ("reads_messages_async", "data", "read `completion` in place of `completion[0]['content']`"),
+        ("hides_a_coroutine", "user", "written with `async def`"),
         ("short_of_one", "user", "for 2 completions, expected a list of as many numbers"),
     ],
 )
