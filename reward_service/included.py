@@ -78,7 +78,7 @@ INCLUDED = (
     ),
     Verifier(
         name="json_schema",
-        version="1",
+        version="2",
         arguments=JsonSchemaArguments,
         open=in_workers(f"{_OURS}.json_schema:json_schema"),
         packages=("jsonschema",),

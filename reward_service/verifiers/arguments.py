@@ -90,7 +90,8 @@ class JsonSchemaArguments(BaseModel):
 
     # The wire calls it `schema`, a name that pydantic's models already use.
     json_schema: JsonSchema = Field(
-        alias="schema", description="a JSON Schema; references must lead into itself or a draft's own schema"
+        alias="schema",
+        description="a JSON Schema; references must lead into itself or a draft's own schema; format is not checked",
     )
     draft: Draft = Field("2020-12", description="draft of a schema that does not name its own in $schema")
     extract: tuple[Place, ...] = Field(

@@ -9,8 +9,16 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from typing import Any
 
-from jsonschema import Draft4Validator, Draft6Validator, Draft7Validator, Draft201909Validator, Draft202012Validator
+from jsonschema import (
+    Draft4Validator,
+    Draft6Validator,
+    Draft7Validator,
+    Draft201909Validator,
+    Draft202012Validator,
+    validators,
+)
 from jsonschema.exceptions import SchemaError, ValidationError
 from jsonschema.protocols import Validator
 from jsonschema_specifications import REGISTRY
@@ -27,14 +35,55 @@ _OPENING = re.compile(r"[{\[]")
 # Within a value: a string on one line, an escaped character outside of one, or a bracket.
 _TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*+"|\\.|[{}\[\]]')
 _PAIRS = {"}": "{", "]": "["}
-_DRAFTS: Mapping[Draft, type[Validator]] = {
-    "2020-12": Draft202012Validator,
-    "2019-09": Draft201909Validator,
-    "7": Draft7Validator,
-    "6": Draft6Validator,
-    "4": Draft4Validator,
-}
+# Parts of a pattern that Python reads otherwise than JSON Schema does, which has them from ECMAScript: there the digits
+# and letters are those of ASCII, and `$` is the end, not also the place before a last new line.
+_PART = re.compile(r"\\.|.", re.DOTALL)
+_ASCII = {r"\d": "0-9", r"\w": "A-Za-z0-9_"}
+_NOT_ASCII = {r"\D": "[^0-9]", r"\W": "[^A-Za-z0-9_]"}
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """The pattern of a schema. Raises re.error for one that Python does not read."""
+    parts, in_class = [], False
+    for part in _PART.findall(pattern):
+        if part in _ASCII:
+            part = _ASCII[part] if in_class else f"[{_ASCII[part]}]"
+        elif not in_class:
+            part = _NOT_ASCII.get(part, r"\Z" if part == "$" else part)
+        in_class = part != "]" and (in_class or part == "[")
+        parts.append(part)
+    return re.compile("".join(parts))
+
+
+def _pattern(validator: Any, pattern: str, value: JsonValue, schema: JsonValue) -> Iterator[ValidationError]:
+    if isinstance(value, str) and not _compiled(pattern).search(value):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+def _pattern_properties(
+    validator: Any, schemas: Mapping[str, JsonSchema], value: JsonValue, schema: JsonValue
+) -> Iterator[ValidationError]:
+    for name, part in value.items() if isinstance(value, dict) else ():
+        for pattern, each in schemas.items():
+            if _compiled(pattern).search(name):
+                yield from validator.descend(part, each, path=name, schema_path=pattern)
+
+
+def _with_patterns(kind: type[Validator]) -> type[Validator]:
+    keywords = {"pattern": _pattern, "patternProperties": _pattern_properties}
+    extended: type[Validator] = validators.extend(kind, keywords)  # type: ignore[no-untyped-call]
+    return extended
+
+
+_DRAFTS: Mapping[Draft, type[Validator]] = {
+    "2020-12": _with_patterns(Draft202012Validator),
+    "2019-09": _with_patterns(Draft201909Validator),
+    "7": _with_patterns(Draft7Validator),
+    "6": _with_patterns(Draft6Validator),
+    "4": _with_patterns(Draft4Validator),
+}
 
 
 def candidates(text: str, place: Place) -> Iterator[str]:
@@ -114,6 +163,11 @@ class CheckedSchema:
             raise UserError(
                 f"the schema refers to {error.ref!r}, which is not in it; nothing is fetched: put it under $defs"
             ) from error
+        except re.error as error:
+            raise UserError(
+                f"the schema has the pattern {str(error.pattern)[:200]!r}, which Python's re does not read: {error}; "
+                "write it without what only ECMAScript has, such as \\p{..}"
+            ) from error
         except (ValueError, RecursionError) as error:
             raise UserError(f"the schema cannot be read: {error}") from error
         required = schema.get("required") if isinstance(schema, dict) else None
@@ -172,12 +226,21 @@ def _check_references(schema: JsonSchema, kind: type[Validator]) -> None:
         if id(contents) in seen or not isinstance(contents, dict):
             continue
         seen.add(id(contents))
+        _check_patterns(contents)
         for name in _REFERENCES:
             if name in contents:
                 target = resolver.lookup(str(contents[name]))
                 _check(target.contents, kind)
                 pending.append((target.resolver, specification.create_resource(target.contents)))
         pending.extend((resolver.in_subresource(part), part) for part in resource.subresources())
+
+
+def _check_patterns(schema: Mapping[str, object]) -> None:
+    """Raises re.error."""
+    own, of_properties = schema.get("pattern"), schema.get("patternProperties")
+    for pattern in [own, *(of_properties if isinstance(of_properties, dict) else ())]:
+        if isinstance(pattern, str):
+            _compiled(pattern)
 
 
 def _check(schema: object, kind: type[Validator]) -> None:

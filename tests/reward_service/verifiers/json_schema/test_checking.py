@@ -89,6 +89,33 @@ def test_partial_credit_is_the_share_of_required_properties(completion: str, rew
     assert judged(completion, PERSON).reward == float(reward == 1.0)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "value", "reward"),
+    [
+        (r"^\d{4}$", "2024", 1.0),
+        (r"^\d{4}$", "２０２４", 0.0),
+        (r"^\d{4}$", r"2024\n", 0.0),
+        (r"^[\d-]+$", "2024-05", 1.0),
+        (r"^[\w$]+$", "a_1$", 1.0),
+        (r"^\w+$", "é", 0.0),
+        (r"^\W$", "é", 1.0),
+        (r"^\$\d$", "$5", 1.0),
+    ],
+)
+def test_patterns_are_those_of_ecmascript(pattern: str, value: str, reward: float) -> None:
+    schema: JsonValue = {"pattern": pattern}
+    assert judged(f'"{value}"', schema).reward == reward
+    named: JsonValue = {"patternProperties": {pattern: False}}
+    assert judged(f'{{"{value}": 1}}', named).reward == 1.0 - reward
+
+
+@pytest.mark.parametrize("draft", ["2020-12", "2019-09", "7", "6", "4"])
+@pytest.mark.parametrize("schema", [{"pattern": r"^\p{L}+$"}, {"patternProperties": {r"^\p{L}+$": {}}}])
+def test_a_pattern_that_cannot_be_read_is_the_callers_fault(draft: str, schema: JsonValue) -> None:
+    with pytest.raises(UserError, match=r"\\p\{L\}"):
+        judged('{"a": 1}', schema, draft=draft)
+
+
 def test_duplicate_keys_and_nan_are_refused_unless_allowed() -> None:
     assert judged('{"a": 1, "a": 2}').components["parsed"] == 0.0
     assert judged('{"a": 1, "a": 2}', allow_duplicate_keys=True).reward == 1.0
