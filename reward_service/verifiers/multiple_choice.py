@@ -185,7 +185,7 @@ def _last(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
 
 
 def _matched(text: str, options: _Options) -> Iterator[tuple[int, _ChosenOption]]:
-    """What a result is said to be, where it stands, and the only option that is called right."""
+    """The option that a result is said to be, and where it stands; and the only option that is called right."""
     for match in _last(_MATCHED, text):
         said = text[match.end() : match.end() + _MAX_CHOSEN_CHARS].partition("\n")[0]
         if (chosen := _named(said, options)) is not None:
