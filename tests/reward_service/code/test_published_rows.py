@@ -69,8 +69,8 @@ async def test_rows_of_other_shapes_are_solved_by_their_solutions_alone(isolated
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_any_zero_of_a_polynomial_is_right_where_the_published_solution_finds_one(isolated: Judged) -> None:
-    row = {**human_eval()[32], "base_input": [[[-6, 11, -6, 1]]], "plus_input": [[[-24, 50, -35, 10, -1, 0]]]}
-    given = arguments_of({name: value for name, value in row.items() if name != "test"})
+    row = {name: value for name, value in human_eval()[32].items() if name != "test"}
+    given = arguments_of({**row, "base_input": [[[-6, 11, -6, 1]]], "plus_input": [[[-24, 50, -35, 10, -1, 0]]]})
     found = [(f"def find_zero(xs):\n    return {zero}", given) for zero in ("1", "2.0", "1.5")]
     assert await rewards(isolated, found) == [1.0, 1.0, 0.0]
 
