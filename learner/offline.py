@@ -47,7 +47,7 @@ from learner.training.batch import TrainSequence
 from learner.training.config import TrainingConfig
 from learner.training.trainer import Trainer, stop_after_skips
 from learner.training.trainer_thread import TrainerThread
-from protocol.rewards import RewardInput, write_reward_input
+from protocol.rewards import RewardFormat, RewardInput, write_reward_input
 from services.config import made_with
 from services.durations import clock_text
 from services.process import FINISH_S, Stop
@@ -189,7 +189,7 @@ def _train(
         made_with.note(config.run.folder, steps=config.steps)
     _say(config, examples)
     if examples.form is not None:  # an export of a checkpoint needs it, too
-        write_reward_input(config.run.folder, RewardInput(format=examples.form, tokenize="apart"))
+        write_reward_input(config.run.folder, _reward_input(examples.form))
     begun = _begun(config, trainer, examples)
     metrics = LineFile(config.run.folder / "metrics.jsonl", end=begun.metrics_bytes, told=told, may_write=may_write)
     try:
@@ -205,11 +205,16 @@ def _train(
     may_write()
     trainer.export(config.exported_model)
     if examples.form is not None:
-        write_reward_input(config.exported_model, RewardInput(format=examples.form, tokenize="apart"))
+        write_reward_input(config.exported_model, _reward_input(examples.form))
     trainer.close()
     summary = {"algo": config.algo.type, "steps": step, "before": begun.before, "after": after}
     write_atomically(config.run.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
     logger.info("the trained model is in %s", config.exported_model)
+
+
+def _reward_input(form: RewardFormat) -> RewardInput:
+    """What a reward model reads that was trained on pairs of this form."""
+    return RewardInput(format=form, tokenize="apart", special_tokens=form == "plain")
 
 
 @dataclass(frozen=True)

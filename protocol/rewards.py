@@ -135,12 +135,14 @@ class RewardInput(WireModel):
     `tokenize`: `apart` is what the learner trains on: prompt and completion are tokenized apart, as the policy samples
     them, the end token of the tokenizer comes last, and the score is taken there. `whole` is what most published reward
     models were trained on: all of the text in one piece, with what the chat template writes after the completion; of
-    plain text also with the tokens that the tokenizer adds by itself. `max_tokens`: the longest input; the model's own
-    limit if left out.
+    plain text also with the tokens that the tokenizer adds by itself. `special_tokens`: plain text has these when it
+    is tokenized `apart`, too; a model whose file does not say so was trained without them. `max_tokens`: the longest
+    input; the model's own limit if left out.
     """
 
     format: RewardFormat
     tokenize: Tokenize = "whole"
+    special_tokens: bool = False
     max_tokens: int | None = Field(default=None, ge=1)
 
 

@@ -447,8 +447,8 @@ class LightTokenizer:
         self._tokenization = tokenization
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids; none of the special ones is added in either case."""
-        return self._tokenization.encode_after("", text)
+        """Token ids; with those that the tokenizer adds by itself if these are wanted."""
+        return self._tokenization.encode(text)[1] if add_special_tokens else self._tokenization.encode_after("", text)
 
     def apply_chat_template(
         self, conversation: Sequence[Mapping[str, str]], *, add_generation_prompt: bool, tokenize: bool

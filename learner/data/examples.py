@@ -2,8 +2,9 @@
 
 A prompt of messages takes the assistant's reply, a text, or messages that go on.
 
-A completion ends with the tokenizer's end token, which is trained on. Prompt and completion are tokenized apart, as the
-engine samples them, so that equal prompts have equal tokens whatever follows.
+A completion ends with the tokenizer's end token, which is trained on. Prompt and completion are tokenized apart, as
+they are sampled, so that equal prompts have equal tokens whatever follows. A prompt that is a text begins with the
+tokens that the tokenizer adds by itself, as it does for env services; a chat template writes its own.
 
 A part of the data may be held out.
 """
@@ -25,6 +26,12 @@ from services.model_folder import positions
 
 Message = Mapping[str, str]
 
+_SAID_BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+_TRAINED = ("weight", "train")  # of a message, in formats of other trainers
+_TOLD_TO_TEMPLATE = ("tools", "functions", "chat_template_kwargs")
+_NO_TEXT = ("image", "images", "video", "videos", "audio", "audios")
+_NOTHING = (None, "", "null", "[]", "{}", (), [], {})  # columns of tools are also JSON in a text
+
 
 class DataTokenizer(Protocol):
     """The used part of a Hugging Face tokenizer."""
@@ -40,10 +47,13 @@ class DataTokenizer(Protocol):
 
 @dataclass(frozen=True)
 class TextPart:
-    """A stretch of text; `trained`: it was written by the assistant, and is trained on."""
+    """A stretch of text; `trained`: it was written by the assistant, and is trained on. `opens`: it is plain text with
+    which a sequence begins.
+    """
 
     text: str
     trained: bool
+    opens: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +88,8 @@ def tokenize(parts: Iterable[TextPart], tokenizer: DataTokenizer) -> TokenizedEx
     token_ids: list[int] = []
     mask: list[bool] = []
     for part in parts:
-        tokens = tokenizer.encode(part.text, add_special_tokens=False)
+        _check_text(part.text)
+        tokens = opening_tokens(part.text, tokenizer) if part.opens else _tokens(part.text, tokenizer)
         token_ids += tokens
         mask += _until_end(tokens, end) if part.trained else [False] * len(tokens)
     if end is not None and mask and mask[-1] and token_ids[-1] != end:
@@ -91,11 +102,37 @@ def tokenize(parts: Iterable[TextPart], tokenizer: DataTokenizer) -> TokenizedEx
     return TokenizedExample(token_ids=np.array(token_ids, dtype=np.int32), loss_mask=np.array(mask, dtype=np.bool_))
 
 
+def opening_tokens(text: str, tokenizer: DataTokenizer) -> list[int]:
+    """The tokens of plain text with which a sequence begins: those that the tokenizer adds by itself go before it,
+    unless the text has them already, as one that a chat template has made.
+    """
+    bare, whole = _tokens(text, tokenizer), tokenizer.encode(text, add_special_tokens=True)
+    return bare if bare[:1] == whole[:1] else whole
+
+
+def _tokens(text: str, tokenizer: DataTokenizer) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _check_text(text: str) -> None:
+    """Raises RecordError for half of a surrogate pair, which JSON can name (`\\ud800`): tokenizers say only that it is
+    no text.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start]
+        raise RecordError(
+            f"the text has half of a surrogate pair (\\u{ord(half):04x}) at character {error.start + 1}, which is no "
+            "character: expected Unicode text; write the character whole, or leave it out"
+        ) from error
+
+
 def text_parts(*, prompt: str, completion: str) -> list[TextPart]:
     """A prompt and its completion, as they stand. Raises RecordError for an empty completion."""
     if not completion:
         raise RecordError("the completion is empty, which leaves nothing to train on")
-    return [TextPart(prompt, False), TextPart(completion, True)]
+    return [TextPart(prompt, False, opens=True), TextPart(completion, True)]
 
 
 def conversation_parts(
@@ -129,16 +166,64 @@ def reply_parts(prompt: object, completion: object, tokenizer: DataTokenizer) ->
         case [*messages], str(text):
             if not text:
                 raise RecordError("the completion is empty, which leaves nothing to train on")
-            return _reply(read_messages(messages), [{"role": "assistant", "content": text}], tokenizer)
+            reply = [{"role": "assistant", "content": text}]
+            return _reply(read_messages(messages, trained=False), reply, tokenizer)
         case [*messages], [*replies]:
-            return _reply(read_messages(messages), read_messages(replies), tokenizer)
+            return _reply(read_messages(messages, trained=False), read_messages(replies), tokenizer)
         case _:
             return None
 
 
-def read_messages(messages: Sequence[object]) -> list[Message]:
-    """Messages with role and content. Raises RecordError."""
-    return [_message(message) for message in messages]
+def read_messages(messages: Sequence[object], *, trained: bool = True) -> list[Message]:
+    """Messages with role and content; `trained`: the assistant's are to be. Raises RecordError, also for a message that
+    says more than these two, since that would be lost.
+    """
+    read = []
+    for message in messages:
+        _check_message(message, trained=trained)
+        read.append(_message(message))
+    return read
+
+
+def check_record(record: Mapping[str, object]) -> None:
+    """Raises RecordError for a record that says by a key what is not read, and would be lost: pictures, and what a
+    conversation's template is to be told. A prompt that is a text may have been made of that.
+    """
+    for key in _NO_TEXT:
+        if _says(record.get(key)):
+            raise RecordError(f"`{key}` is not read: expected texts alone; leave such records out, or take the key out")
+    if not any(isinstance(record.get(key), list) for key in ("messages", "prompt", "chosen")):
+        return
+    for key in _TOLD_TO_TEMPLATE:
+        if _says(record.get(key)):
+            remedy = (
+                "give it to all records alike as run.chat_template_kwargs, and take the key out"
+                if key == "chat_template_kwargs"
+                else "write what the model is told of them into a message, or give `prompt` as the template's text"
+            )
+            raise RecordError(f"`{key}` is not read, and the chat template would not be told: {remedy}")
+
+
+def _check_message(message: object, *, trained: bool) -> None:
+    given = message if isinstance(message, Mapping) else {}
+    for key in _SAID_BESIDE_CONTENT:
+        if _says(given.get(key)):
+            raise RecordError(
+                f"a message has `{key}`, which is not read: expected all that it says in its text `content`; write it "
+                "there as the model is to write it, or take the key out"
+            )
+    for key in _TRAINED:
+        if trained and given.get("role") == "assistant" and given.get(key, 1) == 0:
+            raise RecordError(
+                f"an assistant's message has `{key}` {given[key]!r}, and would be trained all the same: put what is "
+                "not to be trained into `prompt` and what follows into `completion`, or take the key out"
+            )
+
+
+def _says(value: object) -> bool:
+    if isinstance(value, Mapping):  # columns of Parquet name keys that other rows have
+        return any(each is not None for each in value.values())
+    return value not in _NOTHING
 
 
 def _reply(prompt: Sequence[Message], reply: Sequence[Message], tokenizer: DataTokenizer) -> list[TextPart]:
@@ -146,7 +231,11 @@ def _reply(prompt: Sequence[Message], reply: Sequence[Message], tokenizer: DataT
     if not prompt:
         raise RecordError("the prompt has no messages")
     if not reply or reply[0]["role"] != "assistant":
-        raise RecordError("a completion begins with an assistant's message")
+        begins = f"begins with a message of {reply[0]['role']}" if reply else "has no messages"
+        raise RecordError(
+            f"the completion {begins}: expected one of the assistant first, and only what follows the prompt; take out "
+            "what the prompt says already"
+        )
     return conversation_parts([*prompt, *reply], tokenizer, trained_from=len(prompt))
 
 
@@ -207,6 +296,8 @@ def batches(examples: Sequence[Example], *, size: int, seed: int, first: int = 0
 def example_parts(record: object, tokenizer: DataTokenizer) -> list[TextPart]:
     """The parts of one record. Raises RecordError."""
     parts: list[TextPart] | None = None
+    if isinstance(record, Mapping):
+        check_record(record)
     match record:
         case {"prompt": prompt, "completion": completion} if prompt is not None:
             parts = reply_parts(prompt, completion, tokenizer)
@@ -215,9 +306,16 @@ def example_parts(record: object, tokenizer: DataTokenizer) -> list[TextPart]:
     if parts is None:
         raise RecordError(
             "expected an object with texts `prompt` and `completion`, or with a list `messages`; "
-            "the prompt may be messages, too, and then so may the completion"
+            f"the prompt may be messages, too, and then so may the completion; got {shape_of(record)}"
         )
     return parts
+
+
+def shape_of(record: object) -> str:
+    """The content of a record, in few words."""
+    if not isinstance(record, Mapping):
+        return type(record).__name__
+    return ", ".join(f"{key} ({type(value).__name__})" for key, value in list(record.items())[:8]) or "nothing"
 
 
 def _example(record: object, tokenizer: DataTokenizer) -> TrainSequence:

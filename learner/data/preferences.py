@@ -15,7 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from learner.data.examples import DataTokenizer, Message, TokenizedExample, read_messages, reply_parts, tokenize
+from learner.data.examples import (
+    DataTokenizer,
+    Message,
+    TokenizedExample,
+    check_record,
+    read_messages,
+    reply_parts,
+    shape_of,
+    tokenize,
+)
 from learner.data.sources import RecordError, read_parsed
 from protocol.rewards import RewardFormat
 
@@ -65,11 +74,12 @@ def read_labelled(path: Path, tokenizer: DataTokenizer) -> list[LabelledCompleti
 
 def _pair(record: object, tokenizer: DataTokenizer) -> PreferencePair:
     if not isinstance(record, Mapping):
-        raise RecordError(f"{_PAIR}; got {type(record).__name__}")
+        raise RecordError(f"{_PAIR}; got {shape_of(record)}")
+    check_record(record)
     prompt, chosen, rejected = _of_one_prompt(record)
     sides = [reply_parts(prompt, side, tokenizer) for side in (chosen, rejected)]
     if sides[0] is None or sides[1] is None:
-        raise RecordError(f"{_PAIR}; got {_shape(record)}")
+        raise RecordError(f"{_PAIR}; got {shape_of(record)}")
     return PreferencePair(
         chosen=tokenize(sides[0], tokenizer).without_tail(),
         rejected=tokenize(sides[1], tokenizer).without_tail(),
@@ -79,19 +89,21 @@ def _pair(record: object, tokenizer: DataTokenizer) -> PreferencePair:
 
 
 def _labelled(record: object, tokenizer: DataTokenizer) -> LabelledCompletion:
+    if isinstance(record, Mapping):
+        check_record(record)
     match record:
         case {"prompt": prompt, "completion": completion, "label": bool(label)}:
             parts = reply_parts(prompt, completion, tokenizer)
             if parts is not None:
                 return LabelledCompletion(completion=tokenize(parts, tokenizer).without_tail(), label=label)
-    raise RecordError(f"{_LABELLED}; got {_shape(record)}")
+    raise RecordError(f"{_LABELLED}; got {shape_of(record)}")
 
 
 def _of_one_prompt(record: Mapping[str, object]) -> tuple[object, object, object]:
     prompt, chosen, rejected = record.get("prompt"), record.get("chosen"), record.get("rejected")
     match prompt, chosen, rejected:
         case None, [*first], [*second]:
-            begin = _common_beginning(read_messages(first), read_messages(second))
+            begin = _common_beginning(read_messages(first, trained=False), read_messages(second, trained=False))
             return first[:begin], first[begin:], second[begin:]
         case _:
             return prompt, chosen, rejected
@@ -126,10 +138,3 @@ def _margin(value: object) -> float:
         case int() | float() if math.isfinite(value):
             return float(value)
     raise RecordError(f"`margin` is {value!r}, expected a finite number")
-
-
-def _shape(record: object) -> str:
-    """The content of a record, in few words."""
-    if not isinstance(record, Mapping):
-        return type(record).__name__
-    return ", ".join(f"{key} ({type(value).__name__})" for key, value in list(record.items())[:8]) or "nothing"

@@ -25,8 +25,10 @@ from services.process import WrongSettings
 
 _BATCH_ROWS = 256
 _FILE_MAGIC = b"ARROW1"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # which `json` skips
 _STATE = "state.json"
 _SPLITS = "dataset_dict.json"
+_ONE_A_LINE = "expected one JSON object a line, in UTF-8, with nothing around them (`jq -c '.[]'` makes that of a list)"
 _EXPECTED = "expected JSON lines (.jsonl), Parquet (.parquet), Arrow (.arrow) or a dataset saved with save_to_disk"
 
 
@@ -206,7 +208,7 @@ def _reader_of(file: Path) -> Callable[[Path], Rows]:
     for magic, reader in _MAGIC.items():
         if beginning.startswith(magic):
             return reader
-    if beginning.lstrip()[:1] in (b"{", b""):
+    if beginning.removeprefix(_BYTE_ORDER_MARK).lstrip()[:1] in (b"{", b""):
         return read_json_lines
     raise RecordError(f"{file} begins with {beginning!r}: {_EXPECTED}")
 
@@ -219,7 +221,9 @@ def read_json_lines(file: Path) -> Rows:
                 try:
                     value = json.loads(line)
                 except ValueError as error:
-                    raise RecordError(f"{file}, line {number}: {error}") from error
+                    raise RecordError(f"{file}, line {number}: {error}: {_ONE_A_LINE}") from error
+                if isinstance(value, list):
+                    raise RecordError(f"{file}, line {number}: this is a list: {_ONE_A_LINE}")
                 yield f"line {number}", value
 
 

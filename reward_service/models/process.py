@@ -71,10 +71,13 @@ class ModelMessage(WireModel):
 
 
 class ModelJob(WireModel):
-    """An input: `messages` before the completion if `format` is chat, `prompt` if it is plain."""
+    """An input: `messages` before the completion if `format` is chat, `prompt` if it is plain. `special_tokens`: a
+    plain one has those that the tokenizer adds by itself, also when it is tokenized `apart`.
+    """
 
     format: RewardFormat
     tokenize: Tokenize
+    special_tokens: bool = False
     max_tokens: int | None
     messages: tuple[ModelMessage, ...]
     prompt: str

@@ -86,6 +86,7 @@ def job_of(item: ScoreItem, model: RewardModel) -> ModelJob:
     return ModelJob(
         format=format,
         tokenize=arguments.tokenize or (own.tokenize if own else "whole"),
+        special_tokens=own is not None and own.special_tokens,
         max_tokens=_smallest(arguments.max_tokens, own.max_tokens if own else None, model.longest),
         messages=_messages(item, arguments) if format == "chat" else _no_messages(arguments),
         prompt=item.prompt,

@@ -85,7 +85,8 @@ def input_ids(job: ModelJob, tokenizer: ModelTokenizer) -> list[int]:
         tokens = _whole(job, tokenizer)
     else:
         prompt, completion = _parts(job, tokenizer)
-        before = tokenizer.encode(prompt, add_special_tokens=False)
+        opens = job.format == "plain" and job.special_tokens
+        before = _opening(prompt, tokenizer) if opens else tokenizer.encode(prompt, add_special_tokens=False)
         tokens = before + _until_end(tokenizer.encode(completion, add_special_tokens=False), tokenizer.eos_token_id)
     if not tokens:
         raise DataError("the input has no tokens")
@@ -119,6 +120,12 @@ def _whole(job: ModelJob, tokenizer: ModelTokenizer) -> list[int]:
         return tokenizer.encode(job.prompt + job.completion, add_special_tokens=True)
     text = tokenizer.apply_chat_template(_conversation(job), add_generation_prompt=False, tokenize=False)
     return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _opening(text: str, tokenizer: ModelTokenizer) -> list[int]:
+    """As the learner makes them: what the tokenizer adds by itself goes before the text, unless it is there already."""
+    bare, whole = (tokenizer.encode(text, add_special_tokens=each) for each in (False, True))
+    return bare if bare[:1] == whole[:1] else whole
 
 
 def _parts(job: ModelJob, tokenizer: ModelTokenizer) -> tuple[str, str]:

@@ -97,7 +97,9 @@ def test_a_reward_model_tells_pairs_apart_that_it_was_not_trained_on(reward_mode
 def test_the_reward_service_serves_it_and_ranks_the_pairs_as_the_learner_did(
     launcher: Launcher, offline: Offline, reward_model: RunFolder, pairs: Path
 ) -> None:
-    assert read_reward_input(reward_model.path / "model") == RewardInput(format="plain", tokenize="apart")
+    assert read_reward_input(reward_model.path / "model") == RewardInput(
+        format="plain", tokenize="apart", special_tokens=True
+    )
     scores = np.array(served_scores(launcher, offline.folder, reward_model.path / "model"))
     held_out = scores[held_out_rows(reward_model, pairs)]
     after = reward_model.summary()["after"]

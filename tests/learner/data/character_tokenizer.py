@@ -10,12 +10,13 @@ END = 0
 
 
 class CharacterTokenizer:
-    """A tokenizer with a token for each character; `|` is the end token."""
+    """A tokenizer with a token for each character; `|` is the end token. It adds `begin` by itself."""
 
     eos_token_id: int | None = END
+    begin = ""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        assert not add_special_tokens
+        text = self.begin + text if add_special_tokens else text
         return [END if character == "|" else ord(character) for character in text]
 
     def apply_chat_template(

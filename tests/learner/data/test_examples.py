@@ -6,11 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 
+from env_service.environments.tokenization import LightTokenizer, Tokenization
 from learner.data.examples import batches, read_examples
+from learner.data.model_tokenizer import open_tokenizer
 from learner.data.sources import RecordError
 from learner.training.batch import TrainSequence
 from tests.learner.data.character_tokenizer import CharacterTokenizer, shown
+
+HI = {"role": "user", "content": "hi"}
+YO = {"role": "assistant", "content": "yo"}
+CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
 
 
 class ForgetfulTokenizer(CharacterTokenizer):
@@ -86,7 +96,15 @@ def test_what_follows_the_last_answer_is_left_out(tmp_path: Path) -> None:
         ("{not json}\n", "Expecting property name"),
         ({"prompt": "a"}, "expected an object with texts `prompt` and `completion`"),
         ({"prompt": "a", "completion": 4}, "expected an object with texts `prompt` and `completion`"),
-        ([1, 2], "expected an object"),
+        ([1, 2], "is a list: expected one JSON object a line"),
+        ([{"prompt": "a", "completion": "b"}], "is a list: expected one JSON object a line"),
+        ("{\n", "expected one JSON object a line, in UTF-8"),
+        ("4\n", "expected an object with texts"),
+        ({"instruction": "a", "output": "b"}, "got instruction (str), output (str)"),
+        ({"prompt": [HI], "completion": [HI, YO]}, "the completion begins with a message of user"),
+        ({"prompt": "a", "completion": "b\ud83d"}, r"half of a surrogate pair (\ud83d) at character 2"),
+        ({"prompt": "\ude00a", "completion": "b"}, r"half of a surrogate pair (\ude00) at character 1"),
+        ({"messages": [HI, {**YO, "content": "\ud83d"}]}, r"half of a surrogate pair (\ud83d)"),
         ({"prompt": "a", "completion": ""}, "the completion is empty"),
         ({"prompt": "", "completion": "b"}, "the prompt is empty"),
         ({"messages": [{"role": "user", "content": "a"}]}, "a conversation without an assistant's turn"),
@@ -100,6 +118,88 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: object, co
         read(tmp_path, {"prompt": "a", "completion": "b"}, "\n", line)
     assert str(caught.value).startswith(f"{tmp_path / 'data.jsonl'}, line 3: ")
     assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("record", "complaint"),
+    [
+        ({"messages": [HI, {**YO, "tool_calls": [CALL]}]}, "a message has `tool_calls`, which is not read"),
+        ({"messages": [HI, {"role": "assistant", "tool_calls": [CALL]}]}, "a message has `tool_calls`"),
+        ({"messages": [HI, {**YO, "function_call": {"name": "f"}}]}, "a message has `function_call`"),
+        ({"messages": [HI, {**YO, "reasoning_content": "so"}]}, "a message has `reasoning_content`"),
+        ({"messages": [HI, {**YO, "thinking": "so"}]}, "a message has `thinking`"),
+        ({"prompt": [HI, {**YO, "tool_calls": [CALL]}], "completion": "no"}, "a message has `tool_calls`"),
+        ({"messages": [HI, {**YO, "weight": 0}, HI, YO]}, "has `weight` 0, and would be trained all the same"),
+        ({"messages": [HI, {**YO, "train": False}, HI, YO]}, "has `train` False, and would be trained"),
+        ({"messages": [HI, YO], "tools": [{"type": "function"}]}, "`tools` is not read, and the chat template"),
+        ({"messages": [HI, YO], "tools": '[{"type": "function"}]'}, "`tools` is not read"),
+        ({"prompt": [HI], "completion": [YO], "tools": [{"type": "function"}]}, "`tools` is not read"),
+        ({"messages": [HI, YO], "chat_template_kwargs": {"a": False}}, "as run.chat_template_kwargs"),
+        ({"messages": [HI, YO], "images": ["a.png"]}, "`images` is not read: expected texts alone"),
+        ({"prompt": "<image>", "completion": "b", "image": {"bytes": "x", "path": None}}, "`image` is not read"),
+    ],
+)
+def test_what_would_be_lost_of_a_record_is_refused_by_its_key(
+    tmp_path: Path, record: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(RecordError) as caught:
+        read(tmp_path, record)
+    assert complaint in str(caught.value)
+
+
+def test_keys_that_say_nothing_and_those_of_other_kinds_change_nothing(tmp_path: Path) -> None:
+    """As columns of a table have them, of which a row uses some."""
+    empty = {"tool_calls": None, "reasoning_content": "", "weight": None, "train": True, "name": "x"}
+    bare = {"messages": [HI, YO]}
+    full = {
+        "messages": [{**HI, **empty}, {**YO, **empty, "weight": 1}],
+        **{"tools": "[]", "images": [], "image": {"bytes": None}, "chat_template_kwargs": {"a": None}, "id": 7},
+    }
+    taught = {"prompt": [HI, {**YO, "weight": 0}, HI], "completion": [YO]}
+    made = {"prompt": "made of tools", "completion": "b", "tools": [{"type": "function"}]}
+    first, second, *_ = read(tmp_path, bare, full, taught, made)
+    assert shown(first) == shown(second)
+
+
+class OpeningTokenizer(CharacterTokenizer):
+    """It puts `^` before a text by itself, as many put their first token."""
+
+    begin = "^"
+
+
+def test_a_prompt_that_is_a_text_begins_with_what_the_tokenizer_adds_and_a_conversation_does_not(
+    tmp_path: Path,
+) -> None:
+    text = {"prompt": "2+2=", "completion": "4"}
+    first, second, third, chat = read(
+        tmp_path,
+        text,
+        {"prompt": "^2+2=", "completion": "4"},
+        {"prompt": "", "completion": "b"},
+        {"messages": [HI, YO]},
+        tokenizer=OpeningTokenizer(),
+    )
+    assert shown(first) == shown(second) == ("^2+2=4|", ".....^^")
+    assert shown(third) == ("^b|", ".^^")
+    assert shown(chat)[0] == "<u>hi|\n<a>yo|\n"
+
+
+def test_a_text_has_the_tokens_that_an_env_service_samples_after(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    made = Tokenizer(WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "c": 4}, unk_token="c"))
+    made.pre_tokenizer = Whitespace()
+    made.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    made.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "bos_token": "<s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps({"prompt": "a b", "completion": "c"}) + "\n")
+    sampled_after = Tokenization(folder).encode("a b")[1]
+    (example,) = read_examples(path, open_tokenizer(folder, template="", told={}))
+    assert example.token_ids.tolist() == [*sampled_after, 4, 1] == [0, 2, 3, 4, 1]
+    (looked_at,) = read_examples(path, LightTokenizer(Tokenization(folder)))
+    assert len(looked_at.token_ids) == len(example.token_ids)  # by which `headway check` looks at lengths
 
 
 def test_a_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_pairs_from_parquet_are_those_from_json_lines(tmp_path: Path) -> None:
         ({"prompt": [USER], "chosen": "", "rejected": "b"}, "the completion is empty"),
         ({"prompt": "", "chosen": "a", "rejected": "b"}, "the prompt is empty"),
         ({"prompt": [], "chosen": "a", "rejected": "b"}, "the prompt has no messages"),
-        ({"prompt": [USER], "chosen": [USER], "rejected": "b"}, "a completion begins with an assistant's message"),
+        ({"prompt": [USER], "chosen": [USER], "rejected": "b"}, "expected one of the assistant first"),
         ({"prompt": "p", "chosen": "a", "rejected": "b", "margin": "big"}, "`margin` is 'big'"),
         ({"prompt": "p", "chosen": "a", "rejected": "b", "margin": True}, "`margin` is True"),
         ({"prompt": "p", "chosen": "a", "rejected": "b", "margin": float("nan")}, "`margin` is nan"),
@@ -118,7 +118,7 @@ def test_pairs_from_parquet_are_those_from_json_lines(tmp_path: Path) -> None:
         ({"chosen": [USER, said("a"), USER], "rejected": [USER, said("a"), BYE]}, "part at message 3, which is from"),
         ({"chosen": [USER], "rejected": [USER, said("a")]}, "part at message 2, which is from nothing and assistant"),
         ({"chosen": [], "rejected": []}, "do not begin alike"),
-        ([1], "got list"),
+        ([1], "is a list: expected one JSON object a line"),
     ],
 )
 def test_a_bad_pair_is_named_by_file_and_line(tmp_path: Path, record: object, complaint: str) -> None:
@@ -126,6 +126,30 @@ def test_a_bad_pair_is_named_by_file_and_line(tmp_path: Path, record: object, co
         pairs(tmp_path, {"prompt": "p", "chosen": "a", "rejected": "b"}, record)
     assert str(caught.value).startswith(f"{tmp_path / 'pairs.jsonl'}, line 2: ")
     assert complaint in str(caught.value)
+
+
+def test_what_would_be_lost_of_a_pair_or_of_an_unpaired_record_is_refused_by_its_key(tmp_path: Path) -> None:
+    """Two answers that differ in their calls alone would be one and the same."""
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    for record in (
+        {"chosen": [USER, {**said(""), "tool_calls": calls}], "rejected": [USER, said("")]},
+        {"prompt": [USER], "chosen": [said("yo")], "rejected": [{**said("no"), "tool_calls": calls}]},
+    ):
+        with pytest.raises(RecordError, match=r"line 1: a message has `tool_calls`, which is not read"):
+            pairs(tmp_path, record)
+    answer = {"completion": [said("yo")], "label": True}
+    with pytest.raises(RecordError, match=r"line 1: `tools` is not read"):
+        labelled(tmp_path, {"prompt": [USER], **answer, "tools": calls})
+    with pytest.raises(RecordError, match=r"line 1: `images` is not read"):
+        pairs(tmp_path, {"prompt": "a", "chosen": "b", "rejected": "c", "images": ["x.png"]})
+
+
+def test_the_prompt_of_a_text_pair_begins_with_what_the_tokenizer_adds(tmp_path: Path) -> None:
+    tokenizer = CharacterTokenizer()
+    tokenizer.begin = "^"
+    (pair,) = read_pairs(write(tmp_path, {"prompt": "2+2=", "chosen": "4", "rejected": "5"}), tokenizer)
+    assert shown(pair.chosen) == ("^2+2=4|", ".....^^")
+    assert shown(pair.rejected) == ("^2+2=5|", ".....^^")
 
 
 def test_an_unpaired_record_says_whether_its_completion_is_good(tmp_path: Path) -> None:

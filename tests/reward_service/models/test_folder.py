@@ -103,8 +103,10 @@ def test_a_directory_that_does_not_exist_is_named(tmp_path: Path) -> None:
 
 
 def test_an_input_file_is_written_as_it_is_read(tmp_path: Path) -> None:
-    given = RewardInput(format="plain", tokenize="apart", max_tokens=7)
+    given = RewardInput(format="plain", tokenize="apart", special_tokens=True, max_tokens=7)
     assert read_reward_input(write_reward_model(tmp_path, given=given)) == given
+    item = ScoreItem(id="a", verifier="reward_model", completion="c", prompt="p")
+    assert job_of(item, opened(tmp_path)).special_tokens
 
 
 def test_arguments_of_a_task_go_before_the_directory_and_never_beyond_the_model(tmp_path: Path) -> None:

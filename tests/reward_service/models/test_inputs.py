@@ -25,10 +25,12 @@ def job(
     prompt: str = "2+2=",
     messages: tuple[ModelMessage, ...] = HI,
     max_tokens: int | None = None,
+    special_tokens: bool = False,
 ) -> ModelJob:
     return ModelJob(
         format=format,
         tokenize=tokenize,
+        special_tokens=special_tokens,
         max_tokens=max_tokens,
         messages=messages,
         prompt=prompt,
@@ -59,6 +61,15 @@ def test_tokenized_apart_an_input_ends_with_the_end_token_and_nothing_after() ->
     assert shown(job("4|")) == "2+2=4|"
     assert shown(job("")) == "2+2=|"
     assert shown(job("yo", format="chat")) == "<u>hi|\n<a>yo|"
+
+
+def test_tokenized_apart_plain_text_has_what_the_tokenizer_adds_if_the_model_was_trained_so(tmp_path: Path) -> None:
+    assert shown(job("4", special_tokens=True)) == "^2+2=4|"
+    assert shown(job("4", prompt="^2+2=", special_tokens=True)) == "^2+2=4|"
+    assert shown(job("yo", format="chat", special_tokens=True)) == "<u>hi|\n<a>yo|"
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "2+2=", "chosen": "4", "rejected": "5"}) + "\n")
+    (pair,) = read_pairs(tmp_path / "pairs.jsonl", WithBeginning())
+    assert input_ids(job("4", special_tokens=True), WithBeginning()) == pair.chosen.token_ids.tolist()
 
 
 def test_tokenized_whole_an_input_is_what_the_template_and_the_tokenizer_make_of_it() -> None:
