@@ -15,7 +15,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -39,6 +39,22 @@ logger = logging.getLogger(__name__)
 
 _ELSEWHERE = ("tool_calls", "function_call", "reasoning", "reasoning_content", "refusal", "audio")
 """Parts into which a parser puts what was sampled, beside the content: the text alone was never sampled."""
+_MAKE_ANOTHER_PROMPT = (
+    "tools",
+    "functions",
+    "documents",
+    "chat_template",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "continue_final_message",
+    "truncate_prompt_tokens",
+    "prompt_embeds",
+    "suffix",
+    "echo",
+)
+"""Of a request: with one of these the prompt was not what a training file makes of messages or text alone, or the
+answer holds more than was sampled.
+"""
 _ROUTES = ("/v1/chat/completions", "/v1/completions")
 _MAX_WAITING = 512
 _RETRY_S = 1.0
@@ -173,9 +189,7 @@ class _Exchange:
         if self._status != 200 or self._version is None or until is None:
             return None
         asked = json.loads(self._asked)
-        prompt = asked["messages" if self._is_chat else "prompt"]
-        if not self._is_chat and not isinstance(prompt, str):
-            return None  # of several prompts, or of token ids, no text says what an answer is to
+        prompt = _prompt_of(asked, is_chat=self._is_chat)
         name, texts = self._streamed() if self._is_stream else self._whole()
         return ServedCompletion(
             id=name,
@@ -209,3 +223,28 @@ class _Exchange:
         if cut := [name for name in _ELSEWHERE if choice[within].get(name)]:
             raise ValueError(f"the answer has {' and '.join(cut)} beside its text")
         return str(choice[within].get("content") or "")
+
+
+def _prompt_of(asked: Mapping[str, Any], *, is_chat: bool) -> Any:
+    """The text, or the messages, whose contents are texts. Raises ValueError for a request of which these alone do not
+    say what was answered: trained from them, the answer would be one to another prompt.
+    """
+    if beside := [name for name in _MAKE_ANOTHER_PROMPT if asked.get(name)]:
+        raise ValueError(f"the request has {' and '.join(beside)} beside its prompt")
+    if asked.get("add_special_tokens", not is_chat) is is_chat or asked.get("add_generation_prompt") is False:
+        raise ValueError("the request changes how its prompt is tokenized")
+    if is_chat:
+        return [_message_of(message) for message in asked["messages"]]
+    if not isinstance(asked["prompt"], str):
+        raise ValueError("of several prompts, or of token ids, no text says what an answer is to")
+    return asked["prompt"]
+
+
+def _message_of(message: Mapping[str, Any]) -> dict[str, Any]:
+    """With a text as its content, also where the client sent that as the only part of a list. Raises ValueError."""
+    if beside := [name for name in _ELSEWHERE if message.get(name)]:
+        raise ValueError(f"a message of the request has {' and '.join(beside)} beside its text")
+    match message.get("content"):
+        case str(text) | [{"type": "text", "text": str(text)}]:
+            return {**message, "content": text}
+    raise ValueError("a message of the request is no text")

@@ -36,6 +36,7 @@ class NothingRated(LookupError):
 
 def take(folder: Path, output: Path) -> tuple[int, list[Path]]:
     """Writes the rated answers that no file has yet to `output`: how many, and files of before that were finished.
+    Empty answers are left out, since nothing of them can be trained.
 
     Raises NothingRated, FileExistsError if there is such a file, and OSError.
     """
@@ -100,7 +101,8 @@ def _write(folder: Path, stretch: TakenStretch) -> None:
     draft = stretch.path.with_name(f"{stretch.path.name}.new")
     with (folder / FILE).open("rb") as source, draft.open("wb") as target:
         source.seek(stretch.start)
-        target.write(source.read(stretch.end - stretch.start))
+        lines = source.read(stretch.end - stretch.start).splitlines(keepends=True)
+        target.writelines(line for line in lines if json.loads(line)["completion"])
         target.flush()
         os.fsync(target.fileno())
     draft.replace(stretch.path)

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,9 +13,13 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from generator.feedback import RateableAnswers, ServedLine
+from learner.data.preferences import read_labelled
 from protocol.feedback import KEY_HEADER, ServedCompletion
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
+from tests.learner.data.character_tokenizer import CharacterTokenizer, shown
+
+USER = {"role": "user", "content": "2+2="}
 
 
 def openai_like() -> FastAPI:
@@ -56,6 +61,40 @@ async def test_an_answer_of_which_a_part_is_not_in_its_text_cannot_be_rated(name
     assert told == []
     _, told = await asked(stream=stream, beside={name: []})
     assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"reasoning_effort": "low"},
+        {"continue_final_message": True, "add_generation_prompt": False},
+        {"add_special_tokens": True},
+        {"echo": True},
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]}, USER]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
+        {"messages": [{"role": "assistant", "content": None}, USER]},
+    ],
+)
+async def test_an_answer_to_more_than_the_texts_of_messages_cannot_be_rated(more: dict[str, object]) -> None:
+    """A file of rated answers has messages and text alone: trained from it, the answer would be to another prompt."""
+    answer, told = await asked(**more)
+    assert answer.status_code == 200
+    assert told == []
+
+
+async def test_what_a_request_says_without_effect_leaves_its_answer_rateable(tmp_path: Path) -> None:
+    """And what is told is what a training file holds."""
+    part = {"role": "user", "content": [{"type": "text", "text": "2+2="}]}
+    _, (told,) = await asked(messages=[part], tools=None, echo=False, add_special_tokens=False, tool_choice="none")
+    assert told.prompt == [{"role": "user", "content": "2+2="}]
+    path = tmp_path / "rated.jsonl"
+    row = {"prompt": told.prompt, "completion": told.choices[0], "label": True}
+    path.write_text(json.dumps(row) + "\n")
+    (read,) = read_labelled(path, CharacterTokenizer())
+    assert shown(read.completion)[0] == "<u>2+2=|\n<a>four|"
 
 
 async def test_text_that_no_json_can_hold_stops_no_other_answer() -> None:

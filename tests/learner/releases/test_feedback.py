@@ -166,6 +166,19 @@ def test_each_rated_answer_is_taken_into_one_file(store: FeedbackStore, tmp_path
     assert taken == [f"chatcmpl-{number}" for number in (0, 1, 2, 4)]
 
 
+def test_an_empty_answer_is_in_no_file(store: FeedbackStore, tmp_path: Path) -> None:
+    """Its reward counts in trials, but what learns from files refuses a completion without a token."""
+    for number, text in enumerate(("4", "", "5")):
+        store.served(answer(f"chatcmpl-{number}").model_copy(update={"choices": (text,)}))
+        rate(store, f"chatcmpl-{number}", 0.0)
+    assert take(tmp_path, tmp_path / "one.jsonl") == (2, [])
+    taken_texts = [json.loads(line)["completion"] for line in (tmp_path / "one.jsonl").read_text().splitlines()]
+    assert taken_texts == ["4", "5"]
+    assert store.rewards("1.10", 0.0) == [0.0, 0.0, 0.0]
+    with pytest.raises(NothingRated):
+        take(tmp_path, tmp_path / "two.jsonl")
+
+
 def test_a_kill_while_a_file_is_taken_leaves_it_to_the_next_call(
     store: FeedbackStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
