@@ -63,7 +63,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if path.suffix == ".parquet":
             yield from _parquet_rows(path)
             return
-        with path.open(encoding="utf-8") as text:
+        with path.open(encoding="utf-8-sig") as text:
             yield from _json_rows(path, text)
     except (OSError, UnicodeError) as error:
         raise ConfigError([f"{path}: cannot be read: {error}"]) from error

@@ -213,7 +213,7 @@ def _train(
 
 
 def _reward_input(form: RewardFormat) -> RewardInput:
-    """What a reward model reads that was trained on pairs of this form."""
+    """Says how a reward model reads its input that was trained on pairs of this form."""
     return RewardInput(format=form, tokenize="apart", special_tokens=form == "plain")
 
 

@@ -60,7 +60,7 @@ def template_in(file: Path) -> str:
     if not file.is_file():
         raise FileNotFoundError(f"{file} is not a file: expected the Jinja text of a chat template")
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # the mark of some editors would be in every prompt
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8 ({error.reason} at byte {error.start}): expected Jinja text") from error
     if not text.strip():

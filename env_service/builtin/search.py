@@ -72,7 +72,7 @@ def _corpus(path: Path) -> Corpus:
 
 def _read(path: Path) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read the corpus {path}: {error}") from error
     if path.suffix != ".jsonl":

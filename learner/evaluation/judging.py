@@ -66,7 +66,7 @@ def read_answers(path: Path) -> Answers:
     """A file of lines {"prompt": ..., "completion": ...}; a prompt may have several. Raises NotComparable."""
     answers: dict[str, list[str]] = {}
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             for line in _lines(file, path):
                 answers.setdefault(line.prompt, []).append(line.completion)
     except (OSError, UnicodeDecodeError) as error:

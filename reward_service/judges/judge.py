@@ -266,7 +266,7 @@ def _template_of(config: JudgeConfig) -> str | None:
     if config.template_file is None:
         return config.template
     try:
-        template = config.template_file.read_text(encoding="utf-8")
+        template = config.template_file.read_text(encoding="utf-8-sig")
         check_template(template, kind=config.kind, name=config.name)
     except (OSError, ValueError) as error:
         raise UserError(f"template_file {config.template_file}: {error}") from error

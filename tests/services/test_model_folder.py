@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from services.model_folder import chat_template, experts_of, fingerprint_directory, has_experts, positions
+from services.model_folder import (
+    chat_template,
+    experts_of,
+    fingerprint_directory,
+    has_experts,
+    positions,
+    template_digest,
+    template_in,
+)
 
 CONFIG = {"model_type": "llama", "hidden_size": 8, "vocab_size": 16, "tie_word_embeddings": True}
 
@@ -99,6 +107,15 @@ def test_a_template_in_a_file_wins_over_the_one_in_the_settings(model: Path) -> 
     assert chat_template(model) == "{{ messages }}"
     template_in_a_file(model)
     assert chat_template(model) == "{{ messages | length }}"
+
+
+def test_the_mark_with_which_some_editors_begin_a_file_is_no_part_of_a_template(tmp_path: Path) -> None:
+    """Jinja would put it before every prompt."""
+    bare, marked = tmp_path / "bare.jinja", tmp_path / "marked.jinja"
+    bare.write_text("{{ messages }}", encoding="utf-8")
+    marked.write_text("{{ messages }}", encoding="utf-8-sig")
+    assert template_in(marked) == template_in(bare)
+    assert template_digest(marked) == template_digest(bare)
 
 
 def test_a_model_without_a_template_has_an_empty_one(model: Path) -> None:

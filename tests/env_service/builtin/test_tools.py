@@ -273,11 +273,18 @@ class TestSearch:
         assert (await self.found(corpus, "which animal eats fish?")).startswith("[1] Otter: The otter")
         assert (await self.found(corpus, "water", results=1)) == "[1] Heron: A heron stands in shallow water."
 
-    async def test_a_line_separator_within_a_passage_ends_no_line(self, tmp_path: Path) -> None:
-        path = tmp_path / "corpus.jsonl"
-        path.write_text(json.dumps({"text": "Pears\u2028and\x85apples."}, ensure_ascii=False) + "\n")
+    @pytest.fixture
+    def marked(self, tmp_path: Path) -> Path:
+        """A file that begins as some editors begin one, with a text that holds other ends of lines than a newline."""
+        passage = {"title": "Newt", "text": "A newt\u2028is an\x85amphibian."}
+        path = tmp_path / "marked.jsonl"
+        path.write_text(json.dumps(passage, ensure_ascii=False) + "\r\n", encoding="utf-8-sig")
+        return path
 
-        assert await self.found(path, "apples") == "[1] Pears\u2028and\x85apples."
+    async def test_a_passage_may_hold_any_mark_of_lines_and_the_file_begin_with_one_of_its_own(
+        self, marked: Path
+    ) -> None:
+        assert (await self.found(marked, "amphibian")).startswith("[1] Newt: A newt")
 
     async def test_long_passages_are_cut(self, corpus: Path) -> None:
         assert len(await self.found(corpus, "granite", characters=40)) < 120

@@ -26,6 +26,8 @@ def test_a_file_of_lines_is_read_by_prompt(tmp_path: Path) -> None:
         '{"prompt": "a", "completion": "2"}\n'
     )
     assert read_answers(path) == {"a": ["1", "2"], "b": ["ü"]}
+    path.write_text(path.read_text(), encoding="utf-8-sig")  # as some editors begin a file
+    assert read_answers(path) == {"a": ["1", "2"], "b": ["ü"]}
 
 
 @pytest.mark.parametrize(

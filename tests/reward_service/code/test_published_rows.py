@@ -103,7 +103,7 @@ def test_a_row_that_is_no_task_says_why(row: dict[str, JsonValue], problem: str)
 
 def test_the_command_writes_a_task_file_that_environments_read(tmp_path: Path) -> None:
     rows, tasks = tmp_path / "rows.jsonl", tmp_path / "tasks.jsonl"
-    rows.write_text("\n\n".join(map(json.dumps, OWN)) + "\n")
+    rows.write_text("\n\n".join(map(json.dumps, OWN)) + "\n", encoding="utf-8-sig")  # as some editors begin a file
     assert convert_data([str(rows), str(tasks), "--extract", "whole", "--reward=fraction"]) == 0
     source = JsonlTaskSource(JsonlTasks(name="code", source="jsonl", train_file=tasks))
     assert source.train_tasks == len(OWN)
