@@ -441,10 +441,13 @@ class LightTokenizer:
     load.
     """
 
-    eos_token_id: int | None = 0
-
     def __init__(self, tokenization: Tokenization) -> None:
         self._tokenization = tokenization
+        end = _special_tokens(tokenization.folder).get("eos_token")
+        named = None if end is None else tokenization.id_of(end)
+        # Of a tokenizer whose files name none its class may: the model's config tells it then, or else any number does.
+        others = [*_ends(tokenization.folder / "config.json"), 0]
+        self.eos_token_id: int | None = others[0] if named is None else named
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids; with those that the tokenizer adds by itself if these are wanted."""
