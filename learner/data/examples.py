@@ -30,7 +30,7 @@ _SAID_BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content", "rea
 _TRAINED = ("weight", "train")  # of a message, in formats of other trainers
 _TOLD_TO_TEMPLATE = ("tools", "functions", "chat_template_kwargs")
 _NO_TEXT = ("image", "images", "video", "videos", "audio", "audios")
-_NOTHING = (None, "", "null", "[]", "{}", (), [], {})  # columns of tools are also JSON in a text
+_NOTHING: tuple[object, ...] = (None, "", "null", "[]", "{}", (), [], {})  # columns of tools are also JSON in a text
 
 
 class DataTokenizer(Protocol):
