@@ -150,7 +150,7 @@ def promote(path: Path, words: Sequence[str]) -> int:
 def take_feedback(path: Path, words: Sequence[str]) -> int:
     """Writes answers that users rated to a file, each into one file of all that are written so. Raises ConfigError."""
     from learner.releases.kept_weights import FOLDER  # deferred: the learner's packages load for seconds
-    from learner.releases.taking import NothingRated, take
+    from learner.releases.taking import FormerUnfinished, NothingRated, take
 
     if not words or words[0].startswith("--"):
         raise ConfigError(["command line: headway feedback needs a file: headway feedback RUN.toml rated.jsonl"])
@@ -164,8 +164,13 @@ def take_feedback(path: Path, words: Sequence[str]) -> int:
     except NothingRated as error:
         sys.stdout.write(f"{error}\n")
         return 1
+    except FormerUnfinished as error:
+        raise ConfigError([str(error.strerror)]) from error
+    except FileExistsError as error:
+        raise ConfigError([str(error)]) from error
     except OSError as error:
-        raise ConfigError([f"cannot write {output}: {error}"]) from error
+        remedy = "nothing was taken: name a file in a folder that is there"
+        raise ConfigError([f"cannot write {output}: {error.strerror or error}; {remedy}"]) from error
     sys.stdout.writelines(f"{each}: finished; its writing had been cut off\n" for each in finished)
     sys.stdout.write(
         f"{output}: {count} rated answers, for `learner --algo dpo --algo.loss kto --data.path {output}`\n"

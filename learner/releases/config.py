@@ -35,7 +35,7 @@ class ReleaseConfig(ConfigModel):
         0,
         ge=0,
         description="rewards of users that a candidate, on generators whose join.channel is canary, and the released "
-        "version need each before the candidate is released; 0: none",
+        "version need each before the candidate is released; 2 or more, or 0: none",
     )
     canary_margin: float = Field(
         0.1,
@@ -65,6 +65,11 @@ class ReleaseConfig(ConfigModel):
         idle = [name for name in fields if name != "enabled" and getattr(self, name) != fields[name].default]
         if not self.enabled and idle:
             raise ValueError(f"{', '.join(idle)} set and enabled is false: set enabled to true, or leave it out")
+        if self.canary_rewards == 1:
+            raise ValueError(
+                "canary_rewards is 1: a single reward has no standard error, so that no candidate could be released: "
+                "set it to 500, say, to 2 at least, or to 0 for no trial with users"
+            )
         canary = [name for name in ("canary_margin", "canary_timeout_s") if name in idle]
         if canary and not self.canary_rewards:
             raise ValueError(

@@ -71,8 +71,10 @@ def judge_canary(
     candidate: Sequence[float], released: Sequence[float], *, wanted: int, margin: float, standard_errors: float
 ) -> CanaryFinding:
     """Compares users' rewards, of each version the first `wanted`: passes if the candidate's mean is shown to be less
-    than `margin` below the other.
+    than `margin` below the other. If none are wanted it passes: so of a trial that was begun when some were.
     """
+    if not wanted:
+        return CanaryFinding("passes", "its evaluation was better, and no rewards of users are asked for any more")
     ours, theirs = list(candidate[:wanted]), list(released[:wanted])
     if min(len(ours), len(theirs)) < wanted:
         return CanaryFinding(

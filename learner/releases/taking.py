@@ -1,8 +1,9 @@
 """Takes rated answers out of a run for training, each into one file, however often and wherever it is killed.
 
-A row says which stretch of `feedback.jsonl` goes into which file, and is on the disk before the file is begun. So a
-kill between the two leaves a file that the next call makes, from the same stretch, before it takes more. A second row
-says that the file is there: from then on it may be moved or deleted, and is not made again.
+A row says which stretch of `feedback.jsonl` goes into which file. It is on the disk before the file has its name, and
+after all that is to be in it: what cannot be written takes nothing. A kill behind the row leaves a file that the next
+call makes, from the same stretch, before it takes more. A second row says that the file is there: from then on it may
+be moved or deleted, and is not made again.
 """
 
 import fcntl
@@ -34,26 +35,38 @@ class NothingRated(LookupError):
     """There is no rated answer that no file has; the text says so."""
 
 
+class FormerUnfinished(OSError):
+    """The file of a former call was cut off, and cannot be finished now; the text says why, and what to do."""
+
+
 def take(folder: Path, output: Path) -> tuple[int, list[Path]]:
     """Writes the rated answers that no file has yet to `output`: how many, and files of before that were finished.
     Empty answers are left out, since nothing of them can be trained.
 
-    Raises NothingRated, FileExistsError if there is such a file, and OSError.
+    Raises NothingRated, FileExistsError if there is such a file, FormerUnfinished, and OSError; answers that were not
+    written are not taken then.
     """
     output = output.absolute()
     with _alone(folder):
         stretches = taken(folder)
-        finished = [each.path for each in stretches[-1:] if not each.done and _finish(folder, each)]
+        finished = [each.path for each in stretches[-1:] if not each.done and _finished_now(folder, each)]
         if output.exists() and output not in finished:
             raise FileExistsError(f"{output} is there already: name another file")
         start, end = (stretches[-1].end if stretches else 0), _end_on_disk(folder / FILE)
         if output in finished:
             return _count(output), finished
         if end <= start:
-            raise NothingRated(f"no answer was rated since the last file was taken; {folder / FILE} has {end} bytes")
+            cut = "".join(f"{path} is finished now, whose writing had been cut off. " for path in finished)
+            text = f"no answer was rated since the last file was taken; {folder / FILE} has {end} bytes"
+            raise NothingRated(f"{cut}{text}")
         stretch = TakenStretch(start, end, output)
-        _note(folder, {"start": start, "end": end, "path": str(output)})
-        _finish(folder, stretch)
+        draft = _drafted(folder, stretch)
+        try:
+            _note(folder, {"start": start, "end": end, "path": str(output)})
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+        _finish(folder, stretch, draft=draft)
         return _count(output), finished
 
 
@@ -71,11 +84,23 @@ def taken(folder: Path) -> list[TakenStretch]:
     return found
 
 
-def _finish(folder: Path, stretch: TakenStretch) -> bool:
+def _finished_now(folder: Path, stretch: TakenStretch) -> bool:
+    try:
+        return _finish(folder, stretch)
+    except OSError as error:
+        raise FormerUnfinished(
+            error.errno,
+            f"the file of a former call was cut off, and cannot be finished: {stretch.path}: {error.strerror}. Its "
+            f"answers go into no other file: see that {stretch.path.parent} is there and can be written to, and say it "
+            "again",
+        ) from error
+
+
+def _finish(folder: Path, stretch: TakenStretch, *, draft: Path | None = None) -> bool:
     """True if the file was not there."""
     is_new = not stretch.path.exists()
     if is_new:
-        _write(folder, stretch)
+        (draft or _drafted(folder, stretch)).replace(stretch.path)
     sync_folder(stretch.path.parent)
     _note(folder, {"done": stretch.end})
     return is_new
@@ -97,15 +122,21 @@ def _end_on_disk(path: Path) -> int:
     return end
 
 
-def _write(folder: Path, stretch: TakenStretch) -> None:
+def _drafted(folder: Path, stretch: TakenStretch) -> Path:
+    """All that is to be in the file, on the disk under another name."""
     draft = stretch.path.with_name(f"{stretch.path.name}.new")
-    with (folder / FILE).open("rb") as source, draft.open("wb") as target:
-        source.seek(stretch.start)
-        lines = source.read(stretch.end - stretch.start).splitlines(keepends=True)
-        target.writelines(line for line in lines if json.loads(line)["completion"])
-        target.flush()
-        os.fsync(target.fileno())
-    draft.replace(stretch.path)
+    try:
+        with (folder / FILE).open("rb") as source, draft.open("wb") as target:
+            source.seek(stretch.start)
+            lines = source.read(stretch.end - stretch.start).splitlines(keepends=True)
+            target.writelines(line for line in lines if json.loads(line)["completion"])
+            target.flush()
+            os.fsync(target.fileno())
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+    return draft
 
 
 def _count(path: Path) -> int:

@@ -24,7 +24,7 @@ def test_the_learner_takes_the_options_of_each(task: str, side: str, monkeypatch
 
 
 def timed(side: str, seed: int, *, reached_at: int) -> TimedRun:
-    """One that reaches the target of addition at a step, 2 s after the one before."""
+    """A run that reaches the target of addition at a step; each step takes 2 s."""
     accuracies = {step: 0.9 if step >= reached_at else 0.4 for step in (0, 10, 20, 30)}
     seconds = {step: 2.0 * step for step in accuracies}
     machine = "2 cores (x), load 1.0 at the end; commit a"

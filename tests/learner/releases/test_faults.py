@@ -237,6 +237,16 @@ async def test_time_without_a_learner_does_not_end_a_trial(tmp_path: Path) -> No
         assert state_in(tmp_path) == ("1.0", None)
 
 
+async def test_a_trial_is_over_where_a_later_start_asks_users_for_nothing(tmp_path: Path) -> None:
+    async with released(tmp_path, 2, 18, config=TRIALS):
+        assert state_in(tmp_path) == ("1.0", "1.10")
+    async with released(tmp_path, config=TRIALS.model_copy(update={"canary_rewards": 0})) as later:
+        await later.open()
+        await later.look_at_trial()
+        assert state_in(tmp_path) == ("1.10", None)
+        assert later.channel_of("released").version == "1.10"
+
+
 async def test_base_weights_are_linked_only_from_files_that_are_whole(tmp_path: Path) -> None:
     base, kept = base_weights(), KeptWeights(tmp_path)
     kept.write(await packed_of(adapter(0, base=base)), scores=TaskScores(), made={})

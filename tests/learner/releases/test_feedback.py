@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from learner.releases import taking
 from learner.releases.feedback import FILE, FeedbackStore, key_hash, rows_in
-from learner.releases.taking import NothingRated, take
+from learner.releases.taking import FormerUnfinished, NothingRated, take, taken
 from protocol.feedback import Feedback, ServedCompletion
 from services.append_file import AppendFile
 from services.http.refusals import RequestRefused
@@ -185,11 +185,10 @@ def test_a_kill_while_a_file_is_taken_leaves_it_to_the_next_call(
     store.served(answer("chatcmpl-1"))
     store.served(answer("chatcmpl-2"))
     rate(store, "chatcmpl-1")
-    write = taking._write
-    monkeypatch.setattr(taking, "_write", lambda *_: (_ for _ in ()).throw(OSError("killed")))
-    with pytest.raises(OSError, match="killed"):
-        take(tmp_path, tmp_path / "one.jsonl")
-    monkeypatch.setattr(taking, "_write", write)
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("killed")))
+        with pytest.raises(OSError, match="killed"):
+            take(tmp_path, tmp_path / "one.jsonl")
     rate(store, "chatcmpl-2")
     assert take(tmp_path, tmp_path / "two.jsonl") == (1, [tmp_path / "one.jsonl"])
     rows = [json.loads((tmp_path / f"{name}.jsonl").read_text())["id"] for name in ("one", "two")]
@@ -207,6 +206,34 @@ def test_a_file_that_was_moved_or_deleted_is_not_written_a_second_time(store: Fe
     rate(store, "chatcmpl-2")
     assert take(tmp_path, tmp_path / "one.jsonl") == (1, [])
     assert "chatcmpl-2" in (tmp_path / "one.jsonl").read_text()
+
+
+def test_a_file_that_cannot_be_written_takes_nothing(store: FeedbackStore, tmp_path: Path) -> None:
+    store.served(answer("chatcmpl-1"))
+    rate(store, "chatcmpl-1")
+    with pytest.raises(FileNotFoundError):
+        take(tmp_path, tmp_path / "no such folder" / "one.jsonl")
+    assert taken(tmp_path) == []
+    assert take(tmp_path, tmp_path / "one.jsonl") == (1, [])
+
+
+def test_a_file_that_was_cut_off_and_whose_folder_is_gone_is_named_until_it_is_there(
+    store: FeedbackStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.served(answer("chatcmpl-1"))
+    rate(store, "chatcmpl-1")
+    (elsewhere := tmp_path / "stick").mkdir()
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("killed")))
+        with pytest.raises(OSError, match="killed"):
+            take(tmp_path, elsewhere / "one.jsonl")
+    shutil.rmtree(elsewhere)
+    with pytest.raises(FormerUnfinished, match=r"stick/one\.jsonl: No such file.*see that .*stick is there"):
+        take(tmp_path, tmp_path / "two.jsonl")
+    elsewhere.mkdir()
+    with pytest.raises(NothingRated, match=r"stick/one\.jsonl is finished now"):
+        take(tmp_path, tmp_path / "two.jsonl")
+    assert (elsewhere / "one.jsonl").read_text().count("chatcmpl-1") == 1
 
 
 RATING = """

@@ -6,6 +6,7 @@ import statistics
 
 import pytest
 
+from learner.releases.config import ReleaseConfig
 from learner.releases.gate import judge_canary, judge_evaluation
 
 
@@ -80,3 +81,10 @@ def test_a_candidate_whose_users_are_worse_off_falls_though_its_evaluation_was_b
         fine += judge_canary(same, liked, wanted=400, margin=0.1, standard_errors=2.0).state == "passes"
     assert hacked == 0
     assert fine > 180
+
+
+def test_a_single_reward_which_has_no_error_is_refused_as_a_trial() -> None:
+    with pytest.raises(ValueError, match="canary_rewards is 1: a single reward has no standard error"):
+        ReleaseConfig(enabled=True, canary_rewards=1)
+    two = judge_canary([1.0] * 2, [1.0] * 2, wanted=2, margin=0.1, standard_errors=2.0)
+    assert two.state == "passes"
