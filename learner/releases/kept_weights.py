@@ -42,16 +42,24 @@ class ReleaseDamaged(RuntimeError):
 
 
 class TaskScores(BaseModel):
-    """Mean reward and share of solved samples of each held-out task, by its index."""
+    """Mean reward and share of solved samples of each held-out task, by its index; and a hash of its prompt, by which
+    another task of that number is known.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     reward: dict[int, float] = {}
     accuracy: dict[int, float] = {}
+    prompts: dict[int, str] = {}
 
     def by(self, metric: str) -> Mapping[int, float]:
         """The scores of a metric."""
         return self.reward if metric == "reward" else self.accuracy
+
+    def other_prompts(self, other: "TaskScores") -> int:
+        """Number of tasks that have another prompt there, of those of which both know it."""
+        common = self.prompts.keys() & other.prompts.keys()
+        return sum(self.prompts[task] != other.prompts[task] for task in common)
 
 
 class ReleaseRecord(BaseModel):

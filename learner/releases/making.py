@@ -12,7 +12,7 @@ from learner.releases.feedback import FeedbackStore
 from learner.releases.history import ReleaseHistory
 from learner.releases.kept_weights import FOLDER, KeptWeights
 from learner.releases.metrics import ReleaseMetrics
-from learner.releases.releases import Releases, ignored
+from learner.releases.releases import EVALUATED_WITH, Releases, ignored
 from learner.weights.fleet import FleetMembers
 from learner.weights.published import PublisherOptions
 from protocol.fleet import Channel, Fingerprints
@@ -83,7 +83,7 @@ def make_releases(
 def _made_by(settings: Mapping[str, object]) -> Mapping[str, object]:
     """Names of the model and of all settings, which `made_with.json` in the run's folder has in words."""
     digest = sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
-    names = ("model", "model_fingerprint", "algo.type", "seed", "max_lag")
+    names = ("model", "model_fingerprint", "algo.type", "seed", "max_lag", *EVALUATED_WITH)
     return {**{name: settings[name] for name in names if name in settings}, "settings_sha256": digest}
 
 

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import xxhash
+
 from learner.evaluation.results import Evaluation
 from learner.releases.channel import ReleaseChannel
 from learner.releases.config import ReleaseConfig
@@ -30,6 +32,12 @@ logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
 _LAST_PUT_S = 30.0
+EVALUATED_WITH = (
+    "rollouts.max_tokens", "evaluation.temperature", "evaluation.top_p", "evaluation.top_k", "evaluation.min_p",
+    "evaluation.success_reward",
+)  # fmt: skip
+"""Settings with another value of which the scores of a version are others, by their names in what made it."""
+_ENVIRONMENT = "environment"
 Noted = Callable[[str, str, str], None]
 """Told an event, its version, and its reason in words."""
 
@@ -135,9 +143,8 @@ class Releases:
                 return
             try:
                 whole = await packed.brought_here()
-                await asyncio.to_thread(
-                    self._weights.write, whole, scores=scores, made=self._made(packed.version.number)
-                )
+                made = {**self._made(packed.version.number), _ENVIRONMENT: evaluation.environment}
+                await asyncio.to_thread(self._weights.write, whole, scores=scores, made=made)
                 if self._config.canary_rewards and not self.wants_first:
                     kept = await asyncio.to_thread(self._weights.load, version)
                     await self._add("trial", version, text=text)
@@ -168,10 +175,24 @@ class Releases:
         if record.digest == packed.digest:
             return f"it has the weights of the released version {state.released}", ""
         metric = self._config.metric
+        made = {**self._made(number), _ENVIRONMENT: evaluation.environment}
+        if other := _evaluated_otherwise(record.made, made, metric=metric):
+            way_on = f"or, to go on by the new ones, end the learner and move {self._weights.folder} away"
+            return (
+                f"version {state.released} was evaluated with other settings ({other}), so that scores cannot be "
+                f"compared: set them back; {way_on}: the next version that is evaluated is the first release then"
+            ), ""
         finding = judge_evaluation(
             scores.by(metric), record.scores.by(metric), standard_errors=self._config.standard_errors
         )
         text = f"{metric} is {finding.text}, against version {state.released}"
+        if changed := scores.other_prompts(record.scores):
+            text += f"; {changed} tasks have another prompt than when that one was evaluated"
+            logger.warning(
+                "version %s is compared with %s by held-out tasks of which %d have another prompt now: if the tasks "
+                "were changed since, take the former ones back, or move %s away while no learner runs",
+                packed.version, state.released, changed, self._weights.folder,
+            )  # fmt: skip
         return ("", text) if finding.passes else (text, "")
 
     async def _refuse(self, version: str, text: str) -> None:
@@ -415,8 +436,19 @@ def scores_of(evaluation: Evaluation, *, success: float) -> TaskScores:
     """Mean reward and share of solved samples, by held-out task."""
     reward: dict[int, float] = {}
     accuracy: dict[int, float] = {}
+    prompts = {
+        task.task_index: xxhash.xxh3_64_hexdigest(task.prompt.encode(errors="replace")) for task in evaluation.tasks
+    }
     for task in evaluation.tasks:
         rewards = [sample.reward for sample in task.samples]
         reward[task.task_index] = sum(rewards) / len(rewards)
         accuracy[task.task_index] = sum(value >= success for value in rewards) / len(rewards)
-    return TaskScores(reward=reward, accuracy=accuracy)
+    return TaskScores(reward=reward, accuracy=accuracy, prompts=prompts)
+
+
+def _evaluated_otherwise(before: Mapping[str, Any], now: Mapping[str, Any], *, metric: str) -> str:
+    """The settings of evaluations that are others now, in words; what one of both does not tell counts as alike."""
+    compared = [name for name in (_ENVIRONMENT, *EVALUATED_WITH) if name in before and name in now]
+    if metric == "reward":
+        compared = [name for name in compared if name != "evaluation.success_reward"]
+    return ", ".join(f"{name} {before[name]}, now {now[name]}" for name in compared if before[name] != now[name])

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -245,6 +246,35 @@ async def test_a_trial_is_over_where_a_later_start_asks_users_for_nothing(tmp_pa
         await later.look_at_trial()
         assert state_in(tmp_path) == ("1.10", None)
         assert later.channel_of("released").version == "1.10"
+
+
+async def test_scores_of_an_evaluation_with_other_settings_are_not_compared(tmp_path: Path) -> None:
+    terms = {"evaluation.temperature": 1.0, "evaluation.success_reward": 1.0}
+    async with released(tmp_path) as releases:
+        releases._made = lambda _: terms
+        await releases.judge(evaluation(0, solved=2), await packed(0))
+        releases._made = lambda _: {**terms, "evaluation.temperature": 0.0}
+        await releases.judge(evaluation(10, solved=18), await packed(10))
+        assert state_in(tmp_path) == ("1.0", None), "greedy answers are better whatever was learned"
+        said = ReleaseHistory(tmp_path / "releases").rows[-1]["text"]
+        assert "1.0 was evaluated with other settings (evaluation.temperature 1.0, now 0.0)" in said
+        assert f"move {tmp_path / 'releases'} away" in said
+        releases._made = lambda _: terms
+        await releases.judge(evaluation(20, solved=18), await packed(20))
+        assert state_in(tmp_path) == ("1.20", None)
+
+
+async def test_held_out_tasks_that_were_changed_are_said_beside_the_comparison(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with released(tmp_path, 2, 15) as releases:
+        assert "another prompt" not in caplog.text
+        judged = evaluation(20, solved=20)
+        others = tuple(replace(task, prompt="r") if task.task_index < 7 else task for task in judged.tasks)
+        await releases.judge(replace(judged, tasks=others), await packed(20))
+        said = ReleaseHistory(tmp_path / "releases").rows[-1]["text"]
+        assert "against version 1.10; 7 tasks have another prompt than when that one was evaluated" in said
+        assert "held-out tasks of which 7 have another prompt now" in caplog.text
 
 
 async def test_base_weights_are_linked_only_from_files_that_are_whole(tmp_path: Path) -> None:
