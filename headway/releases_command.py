@@ -62,6 +62,7 @@ def _why(row: Mapping[str, Any]) -> str:
 
 def _tell_origin(config: Any, name: str, rows: Sequence[Mapping[str, Any]], output: str | None) -> int:
     """Prints what a version came of; with a file, writes its trajectories there. Raises ConfigError."""
+    from learner.journal.segments import JournalUnknown
     from learner.release_origin import origin_of
     from learner.releases.kept_weights import FOLDER, KeptWeights, ReleaseDamaged
     from protocol.model import PolicyVersion
@@ -71,7 +72,11 @@ def _tell_origin(config: Any, name: str, rows: Sequence[Mapping[str, Any]], outp
     found = [each for each in known if name in (each, each.partition(".")[2])]
     if len(found) != 1:
         raise ConfigError([f"{run / FOLDER} knows {len(found) or 'no'} versions called {name}: {', '.join(known)}"])
-    version, origin = found[0], origin_of(run, PolicyVersion.parse(found[0]))
+    version = found[0]
+    try:
+        origin = origin_of(run, PolicyVersion.parse(version))
+    except JournalUnknown as error:
+        raise ConfigError([str(error)]) from error
     lines = [f"version {version}"]
     lines += [f"  {row['event'].replace('_', ' ')}: {_why(row)}" for row in rows if row["version"] == version]
     try:
@@ -81,17 +86,25 @@ def _tell_origin(config: Any, name: str, rows: Sequence[Mapping[str, Any]], outp
         lines.append("  its weights are not kept")
     lines += _origin_lines(origin)
     if output is not None:
-        path = Path(output)
-        try:
-            with path.open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in origin.trajectories())
-        except OSError as error:
-            raise ConfigError(
-                [f"cannot write {path}: {error.strerror}; name another file by --trajectories"]
-            ) from error
-        lines.append(f"  its trajectories in the journal are in {path}")
+        lines += _write_trajectories(origin, Path(output))
     sys.stdout.writelines(f"{line}\n" for line in lines)
     return 0
+
+
+def _write_trajectories(origin: Any, path: Path) -> list[str]:
+    """Raises ConfigError."""
+    written = set[int]()
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            for row in origin.trajectories():
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                written.add(row["step"])
+    except OSError as error:
+        raise ConfigError([f"cannot write {path}: {error.strerror}; name another file by --trajectories"]) from error
+    lines = [f"  its trajectories in the journal are in {path}"]
+    if gone := [step.version + 1 for step in origin.logged if step.version + 1 not in written]:
+        lines.append(f"  without those of steps {gone[0]} to {gone[-1]}: the learner has removed them meanwhile")
+    return lines
 
 
 def _origin_lines(origin: Any) -> list[str]:
@@ -116,6 +129,8 @@ def _origin_lines(origin: Any) -> list[str]:
         )
     else:
         lines.append("  the journal has none of its trajectories any more; checkpoint.whole_journal keeps those of all")
+    if origin.damage:
+        lines.append(f"  the journal cannot be read further than that: {origin.damage}")
     if origin.disagree:
         lines.append(
             f"  steps {', '.join(map(str, origin.disagree[:8]))} are others in the journal: they were lost since"

@@ -201,10 +201,23 @@ def logged_steps(folder: Path, *, version: int) -> tuple[LoggedStep, ...]:
 
     Raises JournalDamaged, and JournalUnknown for a journal that this release cannot have written.
     """
-    logged = _read([each for each in segments_of(folder / FOLDER) if each.start >= version], version=version)
-    if logged.damage is not None:
-        raise logged.damage
-    return tuple(logged.batches)
+    steps, damage = readable_steps(folder, version=version)
+    if damage is not None:
+        raise damage
+    return steps
+
+
+def readable_steps(
+    folder: Path, *, version: int, until: int | None = None
+) -> tuple[tuple[LoggedStep, ...], JournalDamaged | None]:
+    """The same up to where the journal is damaged, if it is, and no further than the step that makes version `until`.
+
+    Raises JournalUnknown, and FileNotFoundError if a learner removes a segment meanwhile.
+    """
+    logged = _read(
+        [each for each in segments_of(folder / FOLDER) if each.start >= version], version=version, until=until
+    )
+    return tuple(logged.batches), logged.damage
 
 
 def _base(folder: Path, signer: Signer | None) -> Checkpoint | None:
@@ -310,7 +323,7 @@ def _first_uses(step: LoggedStep) -> dict[int, ReusableGroup]:
     }
 
 
-def _read(segments: list[Segment], *, version: int) -> _LoggedSteps:
+def _read(segments: list[Segment], *, version: int, until: int | None = None) -> _LoggedSteps:
     logged = _LoggedSteps(version=version)
     try:
         for segment in segments:
@@ -319,6 +332,8 @@ def _read(segments: list[Segment], *, version: int) -> _LoggedSteps:
                 raise JournalDamaged(segment.path, 0, what=what)
             for record, at in read_segment(segment.path):
                 logged.add(record, path=segment.path, at=at)
+                if logged.version == until:
+                    return logged
     except JournalDamaged as damage:
         logged.damage = damage
     logged.batches = [replace(batch, taught=logged.taught.get(batch.version, {})) for batch in logged.batches]
