@@ -33,9 +33,18 @@ class GroupRules:
     teaching: TeachingLimits = field(default_factory=TeachingLimits)
 
     def may_go_on(self, group: TrajectoryGroup) -> bool:
-        """False for a group of a former life that was sampled for another algorithm, or for other teachers."""
-        of_another = self.greedy_baseline and group.greedy_baseline is None
-        return not (of_another or self.teaching.lack(group) or self.teaching.fault(group))
+        """False for a group that a former life took in and that the settings of now would not: by its size, a reward,
+        the filters, a missing greedy answer, or its teacher.
+        """
+        baseline = (group.greedy_baseline,) if self.greedy_baseline else ()
+        if None in baseline or self.teaching.lack(group) or self.teaching.fault(group):
+            return False
+        records = [one.reward for one in (*group.trajectories, *filter(None, baseline))]
+        if any(_reward_fault(record, max_reward=self.max_reward) for record in records):
+            return False
+        least = 1 if _branches(group) else self.min_group_size
+        small = any(len(alike) < least for alike in group.by_player.values())
+        return not small and self.filters.reason(group) is None
 
 
 def admissible(

@@ -357,10 +357,12 @@ class Intake:
 
     def readmit(self, groups: Iterable[TrajectoryGroup]) -> None:
         """Takes back groups that the journal holds and that no batch has used. Left out, and so granted again, are
-        those too old, and those that the settings have come to ask more of: a greedy answer, a teacher's prompt.
+        those too old, and those that the settings would not take in any more.
         """
+        left_out = 0
         for group in groups:
             if not self._options.rules.may_go_on(group):
+                left_out += 1
                 continue
             answer = self._ledger.readmit(
                 lease_id=group.lease_id,
@@ -370,14 +372,19 @@ class Intake:
             )
             if answer.verdict is GroupVerdict.ACCEPTED:
                 self._flow.keep(group)
+        if left_out:
+            logger.warning(
+                "%d groups that waited for a batch are sampled again: with the settings of now they would not have "
+                "been taken in", left_out,
+            )  # fmt: skip
 
     def keep_used(self, groups: Iterable[TrajectoryGroup]) -> None:
         """Takes back groups of the journal that were trained, of which the ledger says if they may be once more. Never
-        trained again are those without a greedy answer if the settings have come to ask for one.
+        trained again are those that the settings would not take in any more.
         """
         kept = {group.lease_id: group for group in groups if self._ledger.may_reuse(group.lease_id)}
-        if self._options.rules.greedy_baseline:
-            self._ledger.forget_reusable(each for each, group in kept.items() if group.greedy_baseline is None)
+        may_go_on = self._options.rules.may_go_on
+        self._ledger.forget_reusable([each for each, group in kept.items() if not may_go_on(group)])
         self._flow.used = {lease_id: group for lease_id, group in kept.items() if self._ledger.may_reuse(lease_id)}
 
     async def fleet_changed(self) -> None:

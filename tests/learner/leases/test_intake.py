@@ -1140,6 +1140,32 @@ async def test_evaluations_beside_training_do_not_pile_up(tmp_path: Path) -> Non
 # Resuming
 
 
+async def test_groups_of_a_former_life_that_the_settings_would_not_take_in_any_more_are_granted_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its filters, its bound on rewards and its size of groups were others."""
+    former = [
+        group(0),
+        group(1, trajectory(0), trajectory(0)),
+        group(2, trajectory(0, reward=1e5), trajectory(0, reward=0.0)),
+        group(3, trajectory(0)),
+    ]
+    filters = GroupFilter(drop_uniform=True, max_mean_reward=100.0)
+    async with learner(tmp_path, filters=filters) as ours, ours.env("e") as env:
+        ours.intake.readmit(former)
+        await env.enter()
+        assert [lease.lease_id for lease in await env.leases(3)] == [1, 2, 3]
+        assert ours.intake.books().buffered == 1
+        assert "3 groups that waited for a batch are sampled again" in caplog.text
+
+
+def test_a_reward_beyond_the_bound_of_now_keeps_a_group_of_a_former_life_out() -> None:
+    rules = GroupRules(vocabulary_size=10, min_group_size=2, filters=GroupFilter(), max_reward=10.0)
+    assert rules.may_go_on(group(0))
+    assert not rules.may_go_on(group(1, trajectory(0, reward=11.0), trajectory(0, reward=0.0)))
+    assert not replace(rules, min_group_size=3).may_go_on(group(2))
+
+
 async def test_readmitted_groups_are_taken_before_anything_is_granted(tmp_path: Path) -> None:
     async with learner(tmp_path, serves=False) as ours:
         ours.intake.readmit([group(3), group(5)])

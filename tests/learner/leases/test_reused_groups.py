@@ -4,12 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from learner.journal.journal import LoggedBatch, LoggedGroup, LoggedUse
+from learner.leases.filters import GroupFilter
 from learner.ledger import ReusableGroup
 from protocol.trajectories import GreedyBaseline, RewardRecord, VersionSpan
 from tests.chaos.journal_reader import BatchRecord, UseRecord
 from tests.chaos.journal_reader import read_journal as read_from_outside
 from tests.learner.envs import learner
-from tests.learner.samples import INCARNATION, INSTANCE, LEDGER, group
+from tests.learner.samples import INCARNATION, INSTANCE, LEDGER, group, trajectory
 
 REUSING = replace(LEDGER, max_lag=4, reused_per_step=1)
 
@@ -57,3 +58,12 @@ async def test_groups_without_a_greedy_answer_are_not_trained_again_where_it_is_
         ours.intake.keep_used(former)
         await ours.intake.trained(1)
         assert list(ours.ledger.reusable) == [1]
+
+
+async def test_groups_that_the_filters_have_come_to_leave_out_are_not_trained_again(tmp_path: Path) -> None:
+    former = [group(0), group(1, trajectory(0), trajectory(0))]
+    async with learner(tmp_path, ledger_config=REUSING, filters=GroupFilter(drop_uniform=True)) as ours:
+        ours.ledger.replay((0, 1), groups={number: ReusableGroup(version=0) for number in range(2)})
+        ours.intake.keep_used(former)
+        await ours.intake.trained(1)
+        assert list(ours.ledger.reusable) == [0]
