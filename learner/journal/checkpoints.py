@@ -94,14 +94,14 @@ def checkpoints_of(folder: Path) -> list[Checkpoint]:
 
 def oldest_open_lease(folder: Path, *, keep: int) -> int:
     """The first lease that a resume may grant again, whichever of the newest `keep` checkpoints it goes back to; 0
-    while the initial model is one to go back to.
+    while the initial model is one to go back to, and where that cannot be told.
     """
     bases = checkpoints_of(folder)[-keep:]
     if len(bases) < keep:
         return 0
     try:
         ledger = bases[0].ledger()
-    except FileNotFoundError:  # it was removed meanwhile, for a newer one
+    except (OSError, ValueError, TypeError):  # removed meanwhile for a newer one; or damaged, which is said at a resume
         return 0
     return min(ledger.lease_ids, default=ledger.cursor)
 

@@ -1,6 +1,7 @@
 """Leases that came to nothing: the dead-letter file, and the rule by which a run stops when there are too many."""
 
 import json
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from learner.journal.files import LineFile, anyone, ignore, lines_backwards
 from learner.ledger import Ledger
 from protocol.messages import FailedLease
 from services.run_lock import FolderLost
+
+logger = logging.getLogger(__name__)
 
 DEAD_LETTERS = "dead_letters.jsonl"
 """The dead-letter file's name in the run's folder."""
@@ -80,9 +83,17 @@ def dead_lettered_since(version: int, path: Path) -> list[int]:
     lease is simply granted again.
     """
     found: list[int] = []
+    unread = 0
     for line in lines_backwards(path):
-        entry = json.loads(line)
-        if int(entry.get("version", version)) < version:
+        try:
+            entry = json.loads(line)
+            lease_id, given_up_at = int(entry["lease_id"]), int(entry.get("version", version))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            unread += 1
+            continue
+        if given_up_at < version:
             break
-        found.append(int(entry["lease_id"]))
+        found.append(lease_id)
+    if unread:
+        logger.warning("%s: %d lines cannot be read; the leases that they name are granted again", path, unread)
     return found[::-1]

@@ -155,6 +155,8 @@ class TaskDraws:
             if not self._begun:
                 self._begin(next_lease, at=at)
             self._forget_moved(next_lease)
+            if self._end < next_lease:
+                self._pass_over(next_lease, at=at)
             if self._end < end:
                 self._draw(max(end - self._end, self._rules.ahead), at=at)
                 self._undrawn.is_over()
@@ -236,6 +238,11 @@ class TaskDraws:
             if self._places.part_of(drawn) != self._places.part_of(self._plain(lease_id)):
                 del self._drawn[lease_id - self._first :]
                 return
+
+    def _pass_over(self, next_lease: int, *, at: int) -> None:
+        """Leases that were granted while tasks were not drawn keep those of the plain order."""
+        granted = [self._plain(lease_id) for lease_id in range(self._end, next_lease)]
+        self._write({"first_lease": self._end, "drawn": granted, "at": at})
 
     def _draw(self, count: int, *, at: int) -> None:
         found = [self._task_and_variance(lease_id, at=at) for lease_id in range(self._end, self._end + count)]

@@ -294,6 +294,17 @@ def test_leases_that_were_filtered_or_given_up_stay_closed(lives: Lives) -> None
     books.check()
 
 
+def test_a_line_of_given_up_leases_that_a_power_loss_left_empty_ends_no_resume(
+    lives: Lives, caplog: pytest.LogCaptureFixture
+) -> None:
+    lives.begin()
+    holed = b'{"lease_id": 0, "version": 0}\n' + bytes(40) + b'\n{"lease_id": 3, "version": 0}\n[]\n'
+    (lives.folder / "dead_letters.jsonl").write_bytes(holed)
+    _, recovered = lives.resume()
+    assert recovered.ledger.books().dead_lettered == 2
+    assert "dead_letters.jsonl: 2 lines cannot be read; the leases that they name are granted again" in caplog.text
+
+
 def test_a_spare_group_that_has_become_too_old_is_rolled_out_again(lives: Lives) -> None:
     first = lives.begin()
     first.buffer[9] = stamped(group(9, version=0), 1)

@@ -236,6 +236,14 @@ def test_a_resume_may_grant_again_what_was_open_at_the_oldest_checkpoint_that_it
     assert found == [0, 2, 3], "no checkpoint before the first; leases 0 and 1 are closed; and 3 stays open"
 
 
+def test_a_damaged_checkpoint_that_is_kept_to_go_back_to_ends_no_run_that_goes_on(tmp_path: Path) -> None:
+    ledger = Ledger(LEDGER)
+    for version in (2, 4):
+        Checkpoints(tmp_path, keep=2).write(version=version, ledger=ledger.snapshot(), save_trainer=save)
+    (tmp_path / "checkpoint-00000002" / "ledger.json").write_bytes(bytes(100))
+    assert oldest_open_lease(tmp_path, keep=2) == 0
+
+
 def test_a_checkpoint_is_due_once_the_journal_has_outgrown_the_last_attempt(tmp_path: Path) -> None:
     with Journal.open(tmp_path / "journal") as journal:
         checkpoints = Checkpoints(tmp_path, keep=2, journal=journal)

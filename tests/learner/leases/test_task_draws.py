@@ -296,6 +296,18 @@ def test_where_drawing_begins_in_the_middle_of_a_run_leases_before_keep_their_ta
     assert len(other.rates.known(at=0)) == 0
 
 
+def test_leases_that_were_granted_while_drawing_was_turned_off_keep_their_tasks(tmp_path: Path) -> None:
+    drawn = grown(draws_of(tmp_path), first=0, end=20)
+    plain = TaskOrder(count=20, seed=0).task_index
+    # A life in the plain order granted leases up to 60.
+    again = draws_of(tmp_path)
+    assert again.cover(next_lease=60, end=62, at=9) >= 62
+    assert tasks_of(again, 0, 20) == drawn
+    of_plain_order = [plain(lease_id) for lease_id in range(24, 60)]
+    assert tasks_of(again, 24, 60) == of_plain_order
+    assert tasks_of(draws_of(tmp_path), 24, 60) == of_plain_order
+
+
 def test_the_file_does_not_grow_without_bounds_and_says_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
