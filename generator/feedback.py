@@ -207,7 +207,8 @@ class _Exchange:
 
     def _streamed(self) -> tuple[str, dict[int, str]]:
         name, texts = "", dict[int, str]()
-        for line in bytes(self._said).decode().splitlines():
+        # Of bytes, since a text has ends of lines, such as U+2028, that are none of the stream's and stand in answers.
+        for line in map(bytes.decode, bytes(self._said).splitlines()):
             if not line.startswith("data: ") or line == "data: [DONE]":
                 continue
             part = json.loads(line.removeprefix("data: "))

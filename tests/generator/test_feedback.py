@@ -39,9 +39,9 @@ def openai_like() -> FastAPI:
             }
 
         async def parts() -> AsyncIterator[str]:
-            for index, text in ((0, "fo"), (1, "fi"), (0, "ur"), (1, "ve")):
+            for index, text in body.get("parts", ((0, "fo"), (1, "fi"), (0, "ur"), (1, "ve"))):
                 part = {"id": name, "choices": [{"index": index, "delta": {"content": text, **beside}}]}
-                yield f"data: {json.dumps(part)}\n\n"
+                yield f"data: {json.dumps(part, ensure_ascii=False)}\n\n"
             yield "data: [DONE]\n\n"
 
         return StreamingResponse(parts(), media_type="text/event-stream")
@@ -142,6 +142,11 @@ async def test_a_streamed_answer_is_put_together_by_choice() -> None:
     assert "data: [DONE]" in answer.text
     assert KEY_HEADER in answer.headers
     assert told.choices == ("four", "five")
+
+
+async def test_a_streamed_answer_may_hold_what_unicode_takes_for_the_end_of_a_line() -> None:
+    _, (told,) = await asked(stream=True, parts=[(0, "one\u2028two"), (0, "\x85three\u2029")])
+    assert told.choices == ("one\u2028two\x85three\u2029",)
 
 
 async def test_a_refused_request_has_no_key_and_is_not_told_of() -> None:
