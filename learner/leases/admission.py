@@ -39,7 +39,8 @@ class GroupRules:
         baseline = (group.greedy_baseline,) if self.greedy_baseline else ()
         if None in baseline or self.teaching.lack(group) or self.teaching.fault(group):
             return False
-        records = [one.reward for one in (*group.trajectories, *filter(None, baseline))]
+        records = [one.reward for one in group.trajectories]
+        records += [one.reward for one in baseline if one is not None]
         if any(_reward_fault(record, max_reward=self.max_reward) for record in records):
             return False
         least = 1 if _branches(group) else self.min_group_size
