@@ -13,7 +13,7 @@ HEADER = """# Chaos: what was done to a running system, and how it went on
 Made by `make chaos` (`python -m tests.chaos --list` names the scenarios), with the real processes on one machine. Every
 run is judged from the outside: from the journal's files, `metrics.jsonl`, the checkpoints' ledgers and a tap on the
 messages between learner and env_services (`tests/chaos/invariants.py`). Times are seconds from the fault to the end of
-the next training step, and to the next proven publish or join.
+the next training step, and to the next proven publish or join; other work may have run on the machine.
 """
 
 
