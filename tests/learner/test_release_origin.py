@@ -93,11 +93,10 @@ def test_segments_that_vanish_while_they_are_read_are_done_without(
     with Journal.open(tmp_path / FOLDER) as journal:
         journal.rotate(version=1, groups=[group(2, version=1), group(3, version=1)])
         journal.append_batch(version=1, lease_ids=(2, 3))
-        read = recovery.read_segment
 
         def trimmed_first(path: Path) -> Iterator[tuple[Record, int]]:
             journal.trim(version=1)
-            return read(path)
+            return read_segment(path)
 
         monkeypatch.setattr(recovery, "read_segment", trimmed_first)
         assert [each.version for each in origin_of(tmp_path, PolicyVersion(1, 2)).logged] == [1]
