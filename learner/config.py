@@ -537,12 +537,22 @@ class DataConfig(ConfigModel):
     measure_every_steps: int | None = Field(
         None, ge=1, description="steps between two measurements of what is held out; none: before and after all of them"
     )
+    stop_at_nll: float | None = Field(
+        None,
+        gt=0,
+        description="mean negative log-likelihood of what is held out, in nats per trained token, at which training "
+        "ends before its last step; looked at every measure_every_steps. None: never",
+    )
     seed: int = Field(0, ge=0, lt=1 << 63, description="seed of the order of examples")
 
     @model_validator(mode="after")
     def _something_to_measure(self) -> Self:
         if self.measure_every_steps is not None and not self.held_out_share:
             raise ValueError("measure_every_steps is set and held_out_share is 0: nothing is held out; set the second")
+        if self.stop_at_nll is not None and self.measure_every_steps is None:
+            raise ValueError(
+                "stop_at_nll is set and measure_every_steps is not, so that it would never be looked at: set the second"
+            )
         return self
 
 
@@ -897,6 +907,15 @@ class LearnerConfig(ProcessConfig):
             raise ValueError(
                 f"demonstrations.sequences_per_step is {shown.sequences_per_step} and training.updates_per_step "
                 f"{updates}: each update of a step takes its part of them: raise the first to {updates} or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _good_enough_can_be_told(self) -> Self:
+        if self.data.stop_at_nll is not None and self.algo.type in ("rm", "dpo"):
+            raise ValueError(
+                f"data.stop_at_nll is {self.data.stop_at_nll:g}, and algo {self.algo.type} learns from pairs, which no "
+                "likelihood says to be good enough: leave it out, and set steps or data.epochs"
             )
         return self
 

@@ -222,7 +222,8 @@ class _RunState:
     """Progress of a run. `order` names the examples and how they are drawn: batch n follows from it and n alone.
 
     `before`: what was measured before the first step. `metrics_bytes`: of `metrics.jsonl`; what follows them is of
-    steps that will be trained again. `began_unix_s`: when the run's first step began.
+    steps that will be trained again. `began_unix_s`: when the run's first step began. `good_enough_at`: the
+    `stop_at_nll` at which it has ended.
     """
 
     order: str
@@ -230,6 +231,7 @@ class _RunState:
     metrics_bytes: int = 0
     before: dict[str, float] | None = None
     began_unix_s: float | None = None
+    good_enough_at: float | None = None
 
     def times(self) -> dict[str, float]:
         """Of a step that ends now: the time of day, and since the first step began, with that without a learner."""
@@ -347,7 +349,9 @@ def _train_steps(
     order: Iterator[list[Unit]],
     writer: CheckpointWriter,
 ) -> int:
-    data = config.data
+    data, enough = config.data, config.data.stop_at_nll
+    if enough is not None and begun.good_enough_at == enough:
+        return begun.step
     began = said = time.monotonic()
     for step in range(begun.step + 1, config.steps + 1):
         writer.settle(wait=False)
@@ -363,11 +367,15 @@ def _train_steps(
             left_s = (config.steps - step) * (now - began) / (step - begun.step)
             logger.info("step %d/%d  loss %.4f  ETA %s", step, config.steps, made.loss, clock_text(left_s))
             said = now
+        state = replace(begun, step=step, good_enough_at=None)
         if data.measure_every_steps and step % data.measure_every_steps == 0 and step < config.steps:
-            _measured(config, trainer, examples, metrics, step=step)
-        ends = step < config.steps and end.has_come(step)
+            found = _measured(config, trainer, examples, metrics, step=step)
+            if enough is not None and found["nll"] <= enough:
+                logger.info("training ends after step %d: what is held out is at data.stop_at_nll, %g", step, enough)
+                state = replace(state, good_enough_at=enough)
+        ends = state.good_enough_at is not None or (step < config.steps and end.has_come(step))
         if ends or step % config.checkpoint.every_steps == 0:
-            writer.begin(version=step, progress=asdict(replace(begun, step=step, metrics_bytes=metrics.end)))
+            writer.begin(version=step, progress=asdict(replace(state, metrics_bytes=metrics.end)))
         if ends:
             return step
     return max(begun.step, config.steps)

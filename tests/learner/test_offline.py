@@ -218,6 +218,45 @@ def test_epochs_come_to_steps_and_what_is_held_out_is_measured_between_them(
     assert [line["step"] for line in lines if line["kind"] == "held_out"] == [0, 2, 4, 6]
 
 
+def test_training_ends_where_what_is_held_out_is_good_enough_and_a_resume_trains_no_further(
+    tmp_path: Path, untrained_model: Path, train: Train, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    settings = config_of(tmp_path, untrained_model, "sft", "enough").model_dump(exclude_unset=True)
+    settings["data"] |= {"measure_every_steps": 2, "stop_at_nll": 100.0}
+    config = LearnerConfig.model_validate(settings)
+    train(config)
+    assert "training ends after step 2: what is held out is at data.stop_at_nll, 100" in caplog.text
+    resumed = LearnerConfig.model_validate(settings | {"resume": True})
+    train(resumed)
+    entries, summary, _ = left_behind(resumed)
+    assert [entry["step"] for entry in entries if entry["kind"] == "step"] == [1, 2]
+    assert isinstance(summary, dict)
+    assert summary["steps"] == 2
+    assert summary["after"]["nll"] < 100.0
+    settings["data"] |= {"stop_at_nll": 1e-6}
+    train(LearnerConfig.model_validate(settings | {"resume": True}))
+    entries, summary, _ = left_behind(config)
+    assert [entry["step"] for entry in entries if entry["kind"] == "step"] == [*range(1, STEPS + 1)]
+
+
+@pytest.mark.parametrize(
+    ("algo", "data", "refused"),
+    [
+        ("sft", {"stop_at_nll": 1.0}, "stop_at_nll is set and measure_every_steps is not"),
+        ("dpo", {"stop_at_nll": 1.0, "measure_every_steps": 2}, "algo dpo learns from pairs"),
+        ("rm", {"stop_at_nll": 1.0, "measure_every_steps": 2}, "algo rm learns from pairs"),
+    ],
+)
+def test_a_good_enough_that_cannot_be_told_is_refused(
+    algo: str, data: dict[str, object], refused: str, tmp_path: Path, untrained_model: Path
+) -> None:
+    settings = config_of(tmp_path, untrained_model, algo, "untold").model_dump(exclude_unset=True)
+    settings["data"] |= data
+    with pytest.raises(ValueError, match=refused):
+        LearnerConfig.model_validate(settings)
+
+
 def test_epochs_and_steps_at_once_are_refused(tmp_path: Path, untrained_model: Path) -> None:
     settings = config_of(tmp_path, untrained_model, "sft", "both").model_dump(exclude_unset=True)
     settings["data"] |= {"epochs": 2}
