@@ -155,7 +155,7 @@ def _started(words: Sequence[str], *, quiet: bool) -> None:
         text=True,
         errors="replace",
         start_new_session=True,  # a terminal's Ctrl-C would come twice otherwise
-        preexec_fn=parent_death_signal,
+        preexec_fn=_heeds_interrupts,
     ) as process:
         try:
             _show(process, last, quiet=quiet)
@@ -164,6 +164,12 @@ def _started(words: Sequence[str], *, quiet: bool) -> None:
             raise
     if process.returncode != 0:
         raise RunFailed(f"headway {words[0]} ended with code {process.returncode}:\n{''.join(last)}")
+
+
+def _heeds_interrupts() -> None:
+    """Of a script in the background, as `python train.py &` in another script, children are born deaf to SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    parent_death_signal()
 
 
 def _stop(process: "subprocess.Popen[str]", last: "deque[str]", *, quiet: bool) -> None:

@@ -4,7 +4,9 @@ import asyncio
 import io
 import json
 import shlex
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +143,19 @@ class ImpatientScreen(io.StringIO):
         return len(text)
 
 
+@pytest.fixture(params=["in a terminal", "in the background"])
+def interrupts(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A shell that starts something in the background has it ignore SIGINT, and with it whatever that starts."""
+    if request.param == "in a terminal":
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
+@pytest.mark.timeout(60)
 def test_a_second_interrupt_is_passed_on_too_and_nothing_is_left_running(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
