@@ -179,6 +179,7 @@ def model(untrained_model: Path) -> Path:
     _run(
         script("learner"), "--config", "examples/addition/sft.toml", "--model", str(untrained_model),
         "--output", str(trained), "--data.path", str(untrained_model / "sft.jsonl"), "--steps", "120",
+        "--data.held-out-share", "0", "--data.measure-every-steps", "none", "--data.stop-at-nll", "none",
         "--run.directory", str(untrained_model.with_name("runs")),
     )  # fmt: skip
     return trained
