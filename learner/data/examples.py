@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from learner.data.sources import RecordError, read_parsed
 from learner.training.batch import TrainSequence
 from services.model_folder import positions
+from services.opening_tokens import opening_tokens
 
 Message = Mapping[str, str]
 
@@ -100,14 +101,6 @@ def tokenize(parts: Iterable[TextPart], tokenizer: DataTokenizer) -> TokenizedEx
     if mask[0]:
         raise RecordError("the first token would be trained, yet nothing precedes it: the prompt is empty")
     return TokenizedExample(token_ids=np.array(token_ids, dtype=np.int32), loss_mask=np.array(mask, dtype=np.bool_))
-
-
-def opening_tokens(text: str, tokenizer: DataTokenizer) -> list[int]:
-    """The tokens of plain text with which a sequence begins: those that the tokenizer adds by itself go before it,
-    unless the text has them already, as one that a chat template has made.
-    """
-    bare, whole = _tokens(text, tokenizer), tokenizer.encode(text, add_special_tokens=True)
-    return bare if bare[:1] == whole[:1] else whole
 
 
 def _tokens(text: str, tokenizer: DataTokenizer) -> list[int]:

@@ -34,6 +34,7 @@ from reward_service.models.process import (
 )
 from reward_service.verifier.submission import DataError, UserError, error_of, to_score
 from reward_service.verifier.worker_pool import WorkerReply
+from services.opening_tokens import opening_tokens
 from services.worker_process import serve_lines
 
 
@@ -86,7 +87,7 @@ def input_ids(job: ModelJob, tokenizer: ModelTokenizer) -> list[int]:
     else:
         prompt, completion = _parts(job, tokenizer)
         opens = job.format == "plain" and job.special_tokens
-        before = _opening(prompt, tokenizer) if opens else tokenizer.encode(prompt, add_special_tokens=False)
+        before = opening_tokens(prompt, tokenizer) if opens else tokenizer.encode(prompt, add_special_tokens=False)
         tokens = before + _until_end(tokenizer.encode(completion, add_special_tokens=False), tokenizer.eos_token_id)
     if not tokens:
         raise DataError("the input has no tokens")
@@ -120,12 +121,6 @@ def _whole(job: ModelJob, tokenizer: ModelTokenizer) -> list[int]:
         return tokenizer.encode(job.prompt + job.completion, add_special_tokens=True)
     text = tokenizer.apply_chat_template(_conversation(job), add_generation_prompt=False, tokenize=False)
     return tokenizer.encode(text, add_special_tokens=False)
-
-
-def _opening(text: str, tokenizer: ModelTokenizer) -> list[int]:
-    """As the learner makes them: what the tokenizer adds by itself goes before the text, unless it is there already."""
-    bare, whole = (tokenizer.encode(text, add_special_tokens=each) for each in (False, True))
-    return bare if bare[:1] == whole[:1] else whole
 
 
 def _parts(job: ModelJob, tokenizer: ModelTokenizer) -> tuple[str, str]:
