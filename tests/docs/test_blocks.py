@@ -77,7 +77,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "examples").symlink_to(ROOT / "examples")
     for name in ("prose.jsonl", "prose-held-out.jsonl", "tasks.jsonl"):
         (folder / name).write_text(json.dumps(TASK) + "\n")
-    (folder / "shown.jsonl").write_text(json.dumps({"prompt": "27+82=", "completion": "109"}) + "\n")
+    shown = ({"prompt": f"{number}+82=", "completion": str(number + 82)} for number in range(40))
+    (folder / "shown.jsonl").write_text("".join(json.dumps(each) + "\n" for each in shown))
     for name in ("token", "sandboxes.token", "provers.token"):
         (folder / name).write_text("secret\n")
         (folder / name).chmod(0o600)
