@@ -190,7 +190,7 @@ class _Exchange:
             return None
         asked = json.loads(self._asked)
         prompt = _prompt_of(asked, is_chat=self._is_chat)
-        name, texts = self._streamed() if self._is_stream else self._whole()
+        name, texts, ended = self._streamed() if self._is_stream else self._whole()
         return ServedCompletion(
             id=name,
             key_hash=sha256(self._key.encode()).hexdigest(),
@@ -199,14 +199,16 @@ class _Exchange:
             served_at=time.time(),
             prompt=prompt,
             choices=tuple(texts[index] for index in sorted(texts)),
+            cut_off=tuple(place for place, index in enumerate(sorted(texts)) if index not in ended),
         )
 
-    def _whole(self) -> tuple[str, dict[int, str]]:
+    def _whole(self) -> tuple[str, dict[int, str], set[int]]:
         said = json.loads(self._said)
-        return said["id"], {choice["index"]: self._text(choice, "message") for choice in said["choices"]}
+        texts = {choice["index"]: self._text(choice, "message") for choice in said["choices"]}
+        return said["id"], texts, {choice["index"] for choice in said["choices"] if _has_ended(choice)}
 
-    def _streamed(self) -> tuple[str, dict[int, str]]:
-        name, texts = "", dict[int, str]()
+    def _streamed(self) -> tuple[str, dict[int, str], set[int]]:
+        name, texts, ended = "", dict[int, str](), set[int]()
         # Of bytes, since a text has ends of lines, such as U+2028, that are none of the stream's and stand in answers.
         for line in map(bytes.decode, bytes(self._said).splitlines()):
             if not line.startswith("data: ") or line == "data: [DONE]":
@@ -215,7 +217,9 @@ class _Exchange:
             name = part["id"]
             for choice in part["choices"]:
                 texts[choice["index"]] = texts.get(choice["index"], "") + self._text(choice, "delta")
-        return name, texts
+                if _has_ended(choice):
+                    ended.add(choice["index"])
+        return name, texts, ended
 
     def _text(self, choice: dict[str, Any], within: str) -> str:
         """Raises ValueError for an answer of which the content is not all that was sampled."""
@@ -224,6 +228,11 @@ class _Exchange:
         if cut := [name for name in _ELSEWHERE if choice[within].get(name)]:
             raise ValueError(f"the answer has {' and '.join(cut)} beside its text")
         return str(choice[within].get("content") or "")
+
+
+def _has_ended(choice: Mapping[str, Any]) -> bool:
+    """The policy sampled its end token: neither `max_tokens` nor a text of `stop`, nor the user who left, ended it."""
+    return choice.get("finish_reason") == "stop" and choice.get("stop_reason") is None
 
 
 def _prompt_of(asked: Mapping[str, Any], *, is_chat: bool) -> Any:

@@ -164,7 +164,8 @@ def promote(path: Path, words: Sequence[str]) -> int:
 
 def take_feedback(path: Path, words: Sequence[str]) -> int:
     """Writes answers that users rated to a file, each into one file of all that are written so. Raises ConfigError."""
-    from learner.releases.kept_weights import FOLDER  # deferred: the learner's packages load for seconds
+    from learner.releases.feedback import FeedbackDamaged  # deferred: the learner's packages load for seconds
+    from learner.releases.kept_weights import FOLDER
     from learner.releases.taking import FormerUnfinished, NothingRated, take
 
     if not words or words[0].startswith("--"):
@@ -181,7 +182,7 @@ def take_feedback(path: Path, words: Sequence[str]) -> int:
         return 1
     except FormerUnfinished as error:
         raise ConfigError([str(error.strerror)]) from error
-    except FileExistsError as error:
+    except (FileExistsError, FeedbackDamaged) as error:
         raise ConfigError([str(error)]) from error
     except OSError as error:
         remedy = "nothing was taken: name a file in a folder that is there"

@@ -15,6 +15,7 @@ CompletionId = Annotated[str, StringConstraints(min_length=8, max_length=128, pa
 class ServedCompletion(WireModel):
     """`POST /v1/served` at the learner: an answer to a user. `version` was served when the request came, `until` when
     it was answered; `key_hash` is the SHA-256 of its key, in hexadecimal, so that the key is the user's alone.
+    `cut_off` are the indices of those choices that the policy did not end by itself.
     """
 
     id: CompletionId
@@ -26,6 +27,7 @@ class ServedCompletion(WireModel):
     choices: tuple[Annotated[str, StringConstraints(max_length=MAX_ANSWER_CHARS)], ...] = Field(
         min_length=1, max_length=128
     )
+    cut_off: tuple[Annotated[int, Field(ge=0, lt=128)], ...] = ()
 
 
 class ServedAnswer(WireModel):

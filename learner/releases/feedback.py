@@ -24,11 +24,13 @@ from learner.journal.files import anyone, end_of_lines
 from protocol.feedback import Feedback, FeedbackAnswer, ServedCompletion
 from services.append_file import AppendFile, make_folder, sync_folder
 from services.http.refusals import RequestRefused
+from services.process import WrongSettings
 
 logger = logging.getLogger(__name__)
 
 FILE = "feedback.jsonl"
 _SEGMENTS = 16
+_READ_AGAIN = frozenset(("id", "choice", "completion", "reward", "version", "until", "served_at"))
 _GOOD = 0.5
 """A reward of at least this is of a good completion, for losses that know good and bad alone."""
 
@@ -40,6 +42,10 @@ class _Place:
     segment: int
     at: int
     size: int
+
+
+class FeedbackDamaged(WrongSettings, ValueError):
+    """A whole line of the rated answers is none; the text names file and line."""
 
 
 class FeedbackStore:
@@ -199,12 +205,26 @@ def key_hash(key: str) -> str:
 
 
 def rows_in(path: Path) -> Iterator[dict[str, Any]]:
-    """The rated answers in a file; a torn last one was never acknowledged."""
+    """The rated answers in a file; a torn last one was never acknowledged. Raises FeedbackDamaged."""
     if path.exists():
         with path.open("rb") as file:
-            for line in file:
+            for number, line in enumerate(file, 1):
                 if line.endswith(b"\n"):
-                    yield json.loads(line)
+                    yield rated_in(line, place=f"{path}, line {number},")
+
+
+def rated_in(line: bytes, *, place: str) -> dict[str, Any]:
+    """The rated answer of a whole line. Raises FeedbackDamaged, which names the place."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or not row.keys() >= _READ_AGAIN:
+        raise FeedbackDamaged(
+            f"{place} is no rated answer: expected an object with {', '.join(sorted(_READ_AGAIN))}, as it was written; "
+            "put the line back, or take it out"
+        )
+    return row
 
 
 def _row(answer: ServedCompletion, told: Feedback) -> dict[str, Any]:
@@ -213,6 +233,7 @@ def _row(answer: ServedCompletion, told: Feedback) -> dict[str, Any]:
         "choice": told.choice,
         "prompt": answer.prompt,
         "completion": answer.choices[told.choice],
+        "cut_off": told.choice in answer.cut_off,
         "label": told.reward >= _GOOD,
         "reward": told.reward,
         "comment": told.comment,

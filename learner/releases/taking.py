@@ -9,13 +9,13 @@ be moved or deleted, and is not made again.
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from learner.journal.files import end_of_lines
-from learner.releases.feedback import FILE
+from learner.releases.feedback import FILE, FeedbackDamaged, rated_in
 from services.append_file import AppendFile, sync_folder
 
 TAKEN = "feedback_taken.jsonl"
@@ -41,10 +41,11 @@ class FormerUnfinished(OSError):
 
 def take(folder: Path, output: Path) -> tuple[int, list[Path]]:
     """Writes the rated answers that no file has yet to `output`: how many, and files of before that were finished.
-    Empty answers are left out, since nothing of them can be trained.
+    Left out are empty answers, of which nothing can be trained, and those that were cut off: an answer in a file is
+    trained with the end token behind it, which the policy never said there.
 
-    Raises NothingRated, FileExistsError if there is such a file, FormerUnfinished, and OSError; answers that were not
-    written are not taken then.
+    Raises NothingRated, FileExistsError if there is such a file, FormerUnfinished, FeedbackDamaged, OSError;
+    answers that were not written are not taken then.
     """
     output = output.absolute()
     with _alone(folder):
@@ -128,15 +129,20 @@ def _drafted(folder: Path, stretch: TakenStretch) -> Path:
     try:
         with (folder / FILE).open("rb") as source, draft.open("wb") as target:
             source.seek(stretch.start)
+            place = f"{folder / FILE}, behind byte {stretch.start},"
             lines = source.read(stretch.end - stretch.start).splitlines(keepends=True)
-            target.writelines(line for line in lines if json.loads(line)["completion"])
+            target.writelines(line for line in lines if _can_be_trained(rated_in(line, place=place)))
             target.flush()
             os.fsync(target.fileno())
-    except OSError:
+    except (OSError, FeedbackDamaged):
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
     return draft
+
+
+def _can_be_trained(row: Mapping[str, object]) -> bool:
+    return bool(row["completion"]) and not row.get("cut_off")
 
 
 def _count(path: Path) -> int:

@@ -19,6 +19,7 @@ from services.http.client import HttpClient
 from services.http.metrics import Metrics
 from tests.learner.data.character_tokenizer import CharacterTokenizer, shown
 
+ENDED = {"finish_reason": "stop", "stop_reason": None}
 USER = {"role": "user", "content": "2+2="}
 
 
@@ -33,15 +34,16 @@ def openai_like() -> FastAPI:
         if body.get("refused"):
             return JSONResponse({"error": "no"}, 400)
         if not body.get("stream"):
-            return {
-                "id": name,
-                "choices": [{"index": 0, "message": {"role": "assistant", "content": "four", **beside}}],
-            }
+            message = {"role": "assistant", "content": "four", **beside}
+            return {"id": name, "choices": [{"index": 0, "message": message, **body.get("end", ENDED)}]}
 
         async def parts() -> AsyncIterator[str]:
             for index, text in body.get("parts", ((0, "fo"), (1, "fi"), (0, "ur"), (1, "ve"))):
                 part = {"id": name, "choices": [{"index": index, "delta": {"content": text, **beside}}]}
                 yield f"data: {json.dumps(part, ensure_ascii=False)}\n\n"
+            for index, end in body.get("ends", ((0, ENDED), (1, ENDED))):
+                part = {"id": name, "choices": [{"index": index, "delta": {"content": ""}, **end}]}
+                yield f"data: {json.dumps(part)}\n\n"
             yield "data: [DONE]\n\n"
 
         return StreamingResponse(parts(), media_type="text/event-stream")
@@ -133,7 +135,7 @@ async def test_the_learner_is_told_of_text_and_version_and_never_of_the_key() ->
     assert told.id == answer.json()["id"]
     assert "chosen-by-the-user" not in told.id
     assert told.key_hash == hashlib.sha256(answer.headers[KEY_HEADER].encode()).hexdigest()
-    assert (told.version, told.until, told.choices) == ("1.10", "1.20", ("four",))
+    assert (told.version, told.until, told.choices, told.cut_off) == ("1.10", "1.20", ("four",), ())
     assert told.prompt == [{"role": "user", "content": "2+2="}]
 
 
@@ -141,12 +143,28 @@ async def test_a_streamed_answer_is_put_together_by_choice() -> None:
     answer, (told,) = await asked(stream=True)
     assert "data: [DONE]" in answer.text
     assert KEY_HEADER in answer.headers
-    assert told.choices == ("four", "five")
+    assert (told.choices, told.cut_off) == (("four", "five"), ())
 
 
 async def test_a_streamed_answer_may_hold_what_unicode_takes_for_the_end_of_a_line() -> None:
-    _, (told,) = await asked(stream=True, parts=[(0, "one\u2028two"), (0, "\x85three\u2029")])
+    _, (told,) = await asked(stream=True, parts=[(0, "one\u2028two"), (0, "\x85three\u2029")], ends=[(0, ENDED)])
     assert told.choices == ("one\u2028two\x85three\u2029",)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        {"finish_reason": "length", "stop_reason": None},
+        {"finish_reason": "stop", "stop_reason": "\n"},
+        {"finish_reason": "stop", "stop_reason": 17},
+        {"finish_reason": None},
+        {},
+    ],
+)
+async def test_an_answer_that_the_policy_did_not_end_is_told_as_cut_off(end: dict[str, object]) -> None:
+    _, (whole,) = await asked(end=end)
+    _, (streamed,) = await asked(stream=True, ends=[(0, ENDED), (1, end)])
+    assert (whole.cut_off, streamed.cut_off) == ((0,), (1,))
 
 
 async def test_a_refused_request_has_no_key_and_is_not_told_of() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.releases.feedback import FILE, FeedbackStore, key_hash, rows_in
+from learner.releases.feedback import FILE, FeedbackDamaged, FeedbackStore, key_hash, rows_in
 from learner.releases.taking import FormerUnfinished, NothingRated, take, taken
 from protocol.feedback import Feedback, ServedCompletion
 from services.append_file import AppendFile
@@ -123,7 +123,8 @@ def test_who_reads_rewards_waits_for_no_disk(
 
 def test_a_start_holds_the_rewards_of_the_versions_that_are_kept_and_no_others_in_memory(tmp_path: Path) -> None:
     """4,000 rows of others are read one by one: held, they would be half a megabyte."""
-    row = {"id": "chatcmpl-0", "choice": 0, "reward": 0.25, "until": "1.1", "version": "1.1", "served_at": 100.0}
+    row = {"id": "chatcmpl-0", "choice": 0, "completion": "4", "reward": 0.25, "served_at": 100.0}
+    row |= {"version": "1.1", "until": "1.1"}
     lines = [json.dumps({**row, "id": f"chatcmpl-{number}", "served_at": number / 7}) + "\n" for number in range(4000)]
     kept = json.dumps({**row, "version": "1.2", "until": "1.2"}) + "\n"
     (tmp_path / FILE).write_text("".join([*lines, kept]))
@@ -177,6 +178,31 @@ def test_an_empty_answer_is_in_no_file(store: FeedbackStore, tmp_path: Path) -> 
     assert store.rewards("1.10", 0.0) == [0.0, 0.0, 0.0]
     with pytest.raises(NothingRated):
         take(tmp_path, tmp_path / "two.jsonl")
+
+
+def test_an_answer_that_was_cut_off_is_in_no_file(store: FeedbackStore, tmp_path: Path) -> None:
+    """It would be trained with an end token that the policy never said there."""
+    store.served(answer("chatcmpl-1").model_copy(update={"cut_off": (1,)}))
+    for choice in (0, 1):
+        rate(store, "chatcmpl-1", choice=choice)
+    assert take(tmp_path, tmp_path / "one.jsonl") == (1, [])
+    assert json.loads((tmp_path / "one.jsonl").read_text())["completion"] == "4"
+
+
+@pytest.mark.parametrize("line", ["not a row", "[]", "{}", "\xff"])
+def test_a_line_that_is_no_rated_answer_is_named_and_nothing_is_taken(
+    line: str, store: FeedbackStore, tmp_path: Path
+) -> None:
+    store.served(answer("chatcmpl-1"))
+    rate(store, "chatcmpl-1")
+    with (tmp_path / FILE).open("ab") as file:
+        file.write(line.encode("latin-1") + b"\n")
+    with pytest.raises(FeedbackDamaged, match=rf"{FILE}, line 2, is no rated answer: .* take it out"):
+        FeedbackStore(tmp_path, room_bytes=ROOM)
+    with pytest.raises(FeedbackDamaged, match=rf"{FILE}, behind byte 0, is no rated answer"):
+        take(tmp_path, tmp_path / "one.jsonl")
+    assert [path.name for path in tmp_path.glob("one*")] == []
+    assert not (tmp_path / "feedback_taken.jsonl").exists()
 
 
 def test_a_kill_while_a_file_is_taken_leaves_it_to_the_next_call(
