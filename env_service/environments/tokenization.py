@@ -24,6 +24,7 @@ from env_service.environments.interface import ChatMessage, Prompt, Tool, text_o
 from env_service.environments.rules import ToolFormat
 from env_service.environments.tool_formats import family_of
 from services.model_folder import chat_template, positions, template_in
+from services.opening_tokens import opening_tokens
 
 MARKER = "ZQMARKQZ"
 """Stands where a text is looked for in what a template renders."""
@@ -342,18 +343,22 @@ class Tokenization:
     ) -> tuple[str, list[int]]:
         """The rendered text and its token ids.
 
-        Plain text gets the special tokens that the tokenizer adds; a chat template writes its own.
+        Plain text gets the special tokens that the tokenizer adds, unless it has them; a chat template writes its own.
         """
         text = self.render(prompt, tools=tools, now=now)
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=isinstance(prompt, str)).ids
-        return text, ids
+        is_plain = isinstance(prompt, str)
+        return text, opening_tokens(text, self._ids) if is_plain else self._ids(text, add_special_tokens=False)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
 
     def encode_after(self, anchor: str, text: str) -> list[int]:
         """The ids of `text` as it stands behind `anchor`, a special token or nothing: some tokenizers put a space
         before what they encode alone. Raises ChatTemplateError where the two do not come apart.
         """
-        before: list[int] = self._tokenizer.encode(anchor, add_special_tokens=False).ids
-        both: list[int] = self._tokenizer.encode(anchor + text, add_special_tokens=False).ids
+        before = self._ids(anchor, add_special_tokens=False)
+        both = self._ids(anchor + text, add_special_tokens=False)
         if both[: len(before)] != before:
             raise ChatTemplateError(f"the tokens of {anchor!r} change when {text[:80]!r} follows it")
         return both[len(before) :]

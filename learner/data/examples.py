@@ -90,7 +90,7 @@ def tokenize(parts: Iterable[TextPart], tokenizer: DataTokenizer) -> TokenizedEx
     mask: list[bool] = []
     for part in parts:
         _check_text(part.text)
-        tokens = opening_tokens(part.text, tokenizer) if part.opens else _tokens(part.text, tokenizer)
+        tokens = opening_tokens(part.text, tokenizer.encode) if part.opens else _tokens(part.text, tokenizer)
         token_ids += tokens
         mask += _until_end(tokens, end) if part.trained else [False] * len(tokens)
     if end is not None and mask and mask[-1] and token_ids[-1] != end:

@@ -86,9 +86,9 @@ def input_ids(job: ModelJob, tokenizer: ModelTokenizer) -> list[int]:
         tokens = _whole(job, tokenizer)
     else:
         prompt, completion = _parts(job, tokenizer)
-        opens = job.format == "plain" and job.special_tokens
-        before = opening_tokens(prompt, tokenizer) if opens else tokenizer.encode(prompt, add_special_tokens=False)
-        tokens = before + _until_end(tokenizer.encode(completion, add_special_tokens=False), tokenizer.eos_token_id)
+        encode, opens = tokenizer.encode, job.format == "plain" and job.special_tokens
+        before = opening_tokens(prompt, encode) if opens else encode(prompt, add_special_tokens=False)
+        tokens = before + _until_end(encode(completion, add_special_tokens=False), tokenizer.eos_token_id)
     if not tokens:
         raise DataError("the input has no tokens")
     if job.max_tokens is not None and len(tokens) > job.max_tokens:

@@ -184,18 +184,20 @@ def test_a_prompt_that_is_a_text_begins_with_what_the_tokenizer_adds_and_a_conve
     assert shown(chat)[0] == "<u>hi|\n<a>yo|\n"
 
 
-def test_a_text_has_the_tokens_that_an_env_service_samples_after(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prompt", ["a b", "<s>a b"])
+def test_a_text_has_the_tokens_that_an_env_service_samples_after(prompt: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     made = Tokenizer(WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "c": 4}, unk_token="c"))
     made.pre_tokenizer = Whitespace()
+    made.add_special_tokens(["<s>", "</s>"])
     made.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     made.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "bos_token": "<s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     path = tmp_path / "data.jsonl"
-    path.write_text(json.dumps({"prompt": "a b", "completion": "c"}) + "\n")
-    sampled_after = Tokenization(folder).encode("a b")[1]
+    path.write_text(json.dumps({"prompt": prompt, "completion": "c"}) + "\n")
+    sampled_after = Tokenization(folder).encode(prompt)[1]
     (example,) = read_examples(path, open_tokenizer(folder, template="", told={}))
     assert example.token_ids.tolist() == [*sampled_after, 4, 1] == [0, 2, 3, 4, 1]
     (looked_at,) = read_examples(path, LightTokenizer(Tokenization(folder)))
