@@ -12,7 +12,7 @@ ActionForm = Annotated[
     Field(
         pattern=r"^(text|json|tools|tag:[A-Za-z][A-Za-z0-9_-]{0,63})$",
         description="how an action is read: `text` as it is, `tag:NAME` from the last <NAME>…</NAME>, `json` from the "
-        "last JSON object, `tools` from the calls of tools",
+        "last JSON object, both behind the policy's thought (`</think>`), `tools` from the calls of tools",
     ),
 ]
 PRIVILEGED = "{privileged}"

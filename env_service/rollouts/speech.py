@@ -40,16 +40,17 @@ from protocol.trajectories import (
     Turn,
     VersionSpan,
 )
+from services.thinking import without_thought
 
 _DECODER = json.JSONDecoder()
 
 
 def value_in(text: str, form: ActionForm) -> JsonValue:
-    """The value that the form finds in the text, None if nothing: see `Action.value`."""
+    """The value that the form finds in the text, None if nothing: see `Action.value`. A thought holds no action."""
     if form == "json":
-        return last_object(text)
+        return last_object(without_thought(text))
     if form.startswith("tag:"):
-        return last_tag(text, form.removeprefix("tag:"))
+        return last_tag(without_thought(text), form.removeprefix("tag:"))
     return text if form == "text" else None
 
 

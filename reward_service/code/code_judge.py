@@ -31,6 +31,7 @@ from reward_service.verifier.lanes import Lane, Surroundings
 from reward_service.verifier.program import ExecutionConfig, NeverBegan, Sandbox
 from reward_service.verifier.submission import DataError, Outcome, Score, UserError, error_of, validate_arguments
 from services.lines import lines_of
+from services.thinking import without_thought
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def extract_code(completion: str, *, language: str, which: Literal["last", "firs
 
     A block without a label counts where no block has the language's. A block that is not closed ends with the text.
     """
-    text = without_thinking(completion)
+    text = without_thought(completion)  # leading spaces are code, and stay
     if which == "whole":
         return text if text.strip() else None
     blocks = list(fenced_blocks(text))
@@ -94,11 +95,6 @@ def fenced_blocks(text: str) -> Iterator[Block]:
             lines.append(_outdented(line, indent))
     if opening:
         yield Block(label=label, code="\n".join(lines) + "\n")
-
-
-def without_thinking(completion: str) -> str:
-    """The text after the last `</think>`; of a thought that never ends, nothing. Leading spaces are code, and stay."""
-    return completion.rpartition("</think>")[2].partition("<think>")[0]
 
 
 def _outdented(line: str, indent: int) -> str:

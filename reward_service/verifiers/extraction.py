@@ -5,6 +5,8 @@ import re
 from collections import deque
 from collections.abc import Iterator
 
+from services.thinking import without_thought
+
 _BOX_OR_BRACE = re.compile(r"\\f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
 
 _TOGETHER = re.compile(
@@ -46,11 +48,8 @@ _OPENING_MARKS = " \t\r\n*_:>"
 
 
 def strip_thinking(completion: str) -> str:
-    """The text after the last `</think>`; of a thought that never ends, nothing.
-
-    The opening tag is often part of the prompt, so the closing one alone is enough.
-    """
-    return completion.rpartition("</think>")[2].partition("<think>")[0].strip()
+    """The text after the last `</think>`, without space around it; of a thought that never ends, nothing."""
+    return without_thought(completion).strip()
 
 
 def last_tagged(text: str) -> str | None:

@@ -26,7 +26,7 @@ from env_service.environments.rules import History, Rules
 from env_service.environments.tokenization import Tokenization
 from env_service.rollouts import summaries
 from env_service.rollouts.completions import RolloutProgress
-from env_service.rollouts.speech import last_object
+from env_service.rollouts.speech import last_object, value_in
 from protocol.codec import decode, encode
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import FailedLease, FinishedLease
@@ -330,6 +330,23 @@ async def test_half_a_character_in_what_an_environment_says_costs_its_trajectory
 )
 def test_an_object_that_no_message_holds_is_none(text: str, found: object) -> None:
     assert last_object(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "found"),
+    [
+        ("<think><move>up</move>?</think>\n<move>down</move>", "tag:move", "down"),
+        ("<move>up</move>? No.</think> <move>down", "tag:move", "down"),
+        ("<think>not <move>up</move></think> I give up", "tag:move", None),
+        ("<think>perhaps <move>up</move>", "tag:move", None),
+        ("<move>up</move>", "tag:move", "up"),
+        ('<think>{"move": 1}</think>{"move": 2}', "json", {"move": 2}),
+        ('{"move": 1}</think> none', "json", None),
+        ("<think>a</think> b", "text", "<think>a</think> b"),
+    ],
+)
+def test_an_action_is_not_taken_from_a_thought(text: str, form: str, found: object) -> None:
+    assert value_in(text, form) == found
 
 
 async def test_a_budget_bounds_the_first_turn_too(chat_bench: MakeBench, chat_model: Path) -> None:

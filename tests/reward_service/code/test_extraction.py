@@ -2,7 +2,8 @@
 
 import pytest
 
-from reward_service.code.code_judge import extract_code, without_thinking
+from reward_service.code.code_judge import extract_code
+from services.thinking import without_thought
 
 TWO = """First idea:
 
@@ -48,7 +49,7 @@ def test_thoughts_are_left_out() -> None:
     assert extract(completion) == "right = 1\n"
     assert extract("```python\nwrong\n```\n</think>x = 1") == "x = 1"
     assert extract("<think>```python\nnever = ended\n```") is None
-    assert without_thinking("<think>a</think>    indented") == "    indented"
+    assert without_thought("<think>a</think>    indented") == "    indented"
 
 
 @pytest.mark.parametrize(
