@@ -154,6 +154,12 @@ Prompt = str | tuple[ChatMessage, ...]
 """Input of the policy: plain text that it continues, or messages that it answers."""
 
 
+USER_LAST = (
+    "expected the user's or a tool's last; an answer cannot be begun for the policy, so ask for it in the user's words"
+)
+"""Expectation and remedy where the last message is the assistant's: templates would open a second turn behind it."""
+
+
 @dataclass(frozen=True)
 class Verification:
     """Judge of a completion: a verifier of the reward service, with its arguments."""

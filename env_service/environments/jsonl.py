@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
-from env_service.environments.interface import Action, ChatMessage, Prompt, Role, Step, Task, Verification
+from env_service.environments.interface import USER_LAST, Action, ChatMessage, Prompt, Role, Step, Task, Verification
 from env_service.environments.task_configs import JsonlTasks
 from env_service.environments.task_files import TaskFileError, TaskLists, read_tasks
 from protocol.trajectories import Purpose
@@ -41,6 +41,8 @@ class _Line(BaseModel):
     def _one_prompt(self) -> Self:
         if (self.messages is None) == (self.prompt is None):
             raise ValueError("expected either messages or prompt, got " + ("both" if self.prompt else "neither"))
+        if self.messages and self.messages[-1].role == "assistant":
+            raise ValueError(f"the last of the messages is of the assistant: {USER_LAST}")
         return self
 
 

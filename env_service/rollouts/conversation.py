@@ -24,6 +24,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from env_service.checkpoints.records import LeaseRecord
 from env_service.checkpoints.rows import AnswerRow, EnvironmentState, RecordedTurn
 from env_service.environments.interface import (
+    USER_LAST,
     Action,
     AgentResult,
     Aggregation,
@@ -723,6 +724,8 @@ def check_prompt(said: Prompt, *, field: str) -> None:
     except ValidationError as error:
         fault = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
         raise Nonsense(_amiss(field, said, fault["loc"][1:], fault["input"])) from error
+    if not isinstance(said, str) and said and said[-1].role == "assistant":
+        raise Nonsense(f"the environment's {field} ends with a message of the assistant: {USER_LAST}")
     texts = {(): said} if isinstance(said, str) else {(at, "content"): each.content for at, each in enumerate(said)}
     for place, text in texts.items():
         if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):

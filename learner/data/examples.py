@@ -223,6 +223,11 @@ def _reply(prompt: Sequence[Message], reply: Sequence[Message], tokenizer: DataT
     """Of all turns only the reply's are trained."""
     if not prompt:
         raise RecordError("the prompt has no messages")
+    if prompt[-1]["role"] == "assistant":
+        raise RecordError(
+            "the prompt ends with a message of the assistant, and the completion would be a second one behind it: "
+            "expected the user's last; put the assistant's message into the completion, or both into `messages`"
+        )
     if not reply or reply[0]["role"] != "assistant":
         begins = f"begins with a message of {reply[0]['role']}" if reply else "has no messages"
         raise RecordError(

@@ -85,6 +85,10 @@ def test_jsonl_prompts_stay_plain_text_without_chat(tmp_path: Path) -> None:
         ({"prompt": "a", "verifier": "v", "promt": "b"}, "did you mean prompt?"),
         ({"verifier": "v"}, "either messages or prompt"),
         ({"prompt": "a", "messages": [{"role": "user", "content": "b"}], "verifier": "v"}, "either messages or prompt"),
+        (
+            {"messages": [{"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}], "verifier": "v"},
+            "the last of the messages is of the assistant: expected the user's",
+        ),
         ({"messages": [{"role": "boss", "content": "b"}], "verifier": "v"}, "messages.0.role"),
         ({"prompt": "a", "answer": "b"}, "names no verifier"),
     ],

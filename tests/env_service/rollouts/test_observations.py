@@ -24,6 +24,10 @@ AMISS: list[tuple[Any, str]] = [
     ((ChatMessage("user", "go"), ChatMessage("user", 5)), r"\[1\].content is int 5, expected text"),  # type: ignore[arg-type]
     ((ChatMessage("user", HALF),), r"\[0\].content is str '\\ud83d', expected text, without halves of characters"),
     ((ChatMessage("judge", "go"),), r"\[0\].role is str 'judge', expected system, user, assistant or tool"),  # type: ignore[arg-type]
+    (
+        (ChatMessage("user", "go"), ChatMessage("assistant", "I ")),
+        " ends with a message of the assistant: expected the user's or a tool's last",
+    ),
     (HALF, r" is str '\\ud83d', expected text without halves"),
 ]
 

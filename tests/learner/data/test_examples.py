@@ -101,6 +101,8 @@ def test_what_follows_the_last_answer_is_left_out(tmp_path: Path) -> None:
         ("{\n", "expected one JSON object a line, in UTF-8"),
         ("4\n", "expected an object with texts"),
         ({"instruction": "a", "output": "b"}, "got instruction (str), output (str)"),
+        ({"prompt": [HI, YO], "completion": "more"}, "the prompt ends with a message of the assistant"),
+        ({"prompt": [HI, YO], "completion": [YO]}, "the prompt ends with a message of the assistant"),
         ({"prompt": [HI], "completion": [HI, YO]}, "the completion begins with a message of user"),
         ({"prompt": "a", "completion": "b\ud83d"}, r"half of a surrogate pair (\ud83d) at character 2"),
         ({"prompt": "\ude00a", "completion": "b"}, r"half of a surrogate pair (\ude00) at character 1"),
