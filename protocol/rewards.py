@@ -23,9 +23,17 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+class ScoreMessage(WireModel):
+    """A message of the conversation before a completion."""
+
+    role: str = Field(min_length=1, max_length=64)
+    content: str = Field(max_length=1 << 20)
+
+
 class ScoreItem(WireModel):
     """A completion to be scored by a named verifier. `arguments` are the verifier's own (the answer, say).
 
+    `messages` are the conversation that the completion ends, where it is more than the prompt as a user's message.
     `deadline_s`, if given, is the item's own limit in seconds; the request's holds all the same. `group`: a name for
     the `group_size` items of one task, for verifiers that compare them; empty for an item by itself.
     """
@@ -34,6 +42,7 @@ class ScoreItem(WireModel):
     verifier: str = Field(min_length=1, max_length=256)
     completion: str = Field(max_length=1 << 20)
     prompt: str = Field(default="", max_length=1 << 20)
+    messages: tuple[ScoreMessage, ...] = Field(default=(), max_length=4096, exclude_if=lambda messages: not messages)
     arguments: dict[str, JsonValue] = Field(default_factory=dict, max_length=64)
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     group: str = Field(default="", max_length=64, exclude_if=lambda name: not name)

@@ -101,6 +101,11 @@ from pydantic import JsonValue
 from env_service.environments.rules import Rules
 from protocol.trajectories import CutOff, FinishReason, Purpose
 
+USER_LAST = (
+    "expected the user's or a tool's last; an answer cannot be begun for the policy, so ask for it in the user's words"
+)
+"""Expectation and remedy where the last message is the assistant's: templates would open a second turn behind it."""
+
 
 class EnvironmentFailed(Exception):
     """An environment in another process did wrong; the text names the exception, with file and line, for the user.
@@ -152,12 +157,6 @@ class ChatMessage:
 
 Prompt = str | tuple[ChatMessage, ...]
 """Input of the policy: plain text that it continues, or messages that it answers."""
-
-
-USER_LAST = (
-    "expected the user's or a tool's last; an answer cannot be begun for the policy, so ask for it in the user's words"
-)
-"""Expectation and remedy where the last message is the assistant's: templates would open a second turn behind it."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from env_service.environments.interface import (
     Action,
     AgentResult,
     Aggregation,
+    ChatMessage,
     Environment,
     EnvironmentFailed,
     EnvironmentUnavailable,
@@ -358,6 +359,11 @@ class Conversation:
     def last_text(self) -> str:
         """The last text of the policy."""
         return self.speech.last_text
+
+    @property
+    def messages_before_last(self) -> tuple[ChatMessage, ...]:
+        """Messages of the present context that the last text of the policy answers; none in plain text."""
+        return self.speech.messages_before_last
 
     @property
     def single_turn(self) -> bool:

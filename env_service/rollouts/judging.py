@@ -27,7 +27,7 @@ from env_service.rollouts.outcomes import (
 )
 from env_service.rollouts.speech import Transcript
 from protocol.codec import describe
-from protocol.rewards import ScoreItem
+from protocol.rewards import ScoreItem, ScoreMessage
 from protocol.trajectories import (
     CUT_OFF,
     MAX_COMPONENTS,
@@ -275,8 +275,19 @@ def _item(conversation: JudgedConversation, verification: Verification, *, promp
         verifier=verification.verifier,
         completion=conversation.last_text,
         prompt=_own_prompt(conversation) or prompt,
+        messages=_messages(conversation),
         arguments=verification.arguments,
     )
+
+
+def _messages(conversation: JudgedConversation) -> tuple[ScoreMessage, ...]:
+    """The conversation that its last text ends; none where the prompt alone says it, as a message of the user. What an
+    agent asked stays in its own process: of its conversation the prompt is told.
+    """
+    said = conversation.messages_before_last if isinstance(conversation, Conversation) else ()
+    if [message.role for message in said] == ["user"]:
+        return ()
+    return tuple(ScoreMessage(role=message.role, content=message.content) for message in said)
 
 
 def _grouped(items: Sequence[ScoreItem], *, compared: Sequence[Hashable]) -> list[ScoreItem]:

@@ -458,6 +458,13 @@ class Speech:
         """Messages of the present context; none in plain text."""
         return () if self.language.is_plain else tuple(self._messages)
 
+    @property
+    def messages_before_last(self) -> tuple[ChatMessage, ...]:
+        """Messages of the present context before the last text of the policy; none in plain text."""
+        said = self.messages
+        last = max((at for at, message in enumerate(said) if message.role == "assistant"), default=0)
+        return said[:last]
+
     def go_on_from(self, prompt: Prompt, *, state: str) -> bool:
         """Begin a new context with this prompt; False, and nothing else, if that is longer than one may be. Raises
         ChatTemplateError.

@@ -199,13 +199,22 @@ class Judge:
             raise UserError("the judge's template shows a reference: give the argument `reference`")
         if "reference" not in shown and reference is not None:
             raise UserError("the judge's template has no {reference}: leave the argument `reference` out, or add it")
-        if "prompt" in shown and not item.prompt:
+        asked = self._asked(item)
+        if "prompt" in shown and not asked:
             raise UserError(
                 "the item has no prompt, which the judge's template shows: what does the completion answer?"
             )
         rubric = arguments.rubric or self.config.rubric or RUBRIC
-        texts = {**judged, "prompt": item.prompt, "reference": reference or "", "rubric": rubric}
+        texts = {**judged, "prompt": asked, "reference": reference or "", "rubric": rubric}
         return Material(template=template, texts={name: text for name, text in texts.items() if name in shown})
+
+    def _asked(self, item: ScoreItem) -> str:
+        """The text that the completion answers; of a conversation each message with its role."""
+        said = (
+            f"{each.role.capitalize()}: {self._shown(each.content) if each.role == 'assistant' else each.content}"
+            for each in item.messages
+        )
+        return "\n\n".join(said) or item.prompt
 
     def _shown(self, completion: str) -> str:
         return completion if self.config.keep_thinking else strip_thinking(completion)
@@ -255,7 +264,7 @@ def judge_verifier(config: JudgeConfig) -> Verifier:
 
     return Verifier(
         name=config.name,
-        version=f"2+{config.model}+{fingerprint[:_FINGERPRINT_CHARS]}",
+        version=f"3+{config.model}+{fingerprint[:_FINGERPRINT_CHARS]}",
         description=_DESCRIPTIONS[config.kind],
         arguments=arguments,
         open=opened,

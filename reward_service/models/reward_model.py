@@ -68,7 +68,7 @@ class RewardModelArguments(BaseModel):
         default=None,
         min_length=1,
         strict=False,
-        description="the conversation before the completion; the prompt as a user's message if left out",
+        description="the conversation before the completion; else the item's own, or the prompt as a user's message",
     )
 
 
@@ -97,8 +97,10 @@ def job_of(item: ScoreItem, model: RewardModel) -> ModelJob:
 def _messages(item: ScoreItem, arguments: RewardModelArguments) -> tuple[ModelMessage, ...]:
     if arguments.messages is not None:
         return tuple(ModelMessage(role=message.role, content=message.content) for message in arguments.messages)
+    if item.messages:
+        return tuple(ModelMessage(role=message.role, content=message.content) for message in item.messages)
     if not item.prompt:
-        raise UserError("the item has neither a prompt nor the argument `messages`: what does the completion answer?")
+        raise UserError("the item has neither a prompt nor messages: what does the completion answer?")
     return (ModelMessage(role="user", content=item.prompt),)
 
 
@@ -280,7 +282,7 @@ def reward_model_verifier(given: RewardModelConfig) -> Verifier:
 
     return Verifier(
         name=given.name,
-        version=f"1+{model.fingerprint}{template}",
+        version=f"2+{model.fingerprint}{template}",
         description="What a reward model says about the completion: a sequence-classification model with one label.",
         arguments=RewardModelArguments,
         open=opened,

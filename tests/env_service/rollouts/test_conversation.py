@@ -283,7 +283,18 @@ async def test_a_verifier_may_judge_at_the_end_on_top_of_the_turns(chat_bench: M
     assert trajectory.reward.reward == 1.75
     assert trajectory.reward.verifier == "exact_match"
     assert [turn.reward for turn in trajectory.turns] == [0.5, 0.25]
-    assert made.rewards[0].requests[0].items[0].completion == "judge"
+    (item,) = made.rewards[0].requests[0].items
+    assert item.completion == "judge"
+    said = [(message.role, message.content) for message in item.messages]
+    assert said == [("user", "go"), ("assistant", "one"), ("user", "turn 1")]
+
+
+async def test_a_verifier_is_told_no_messages_where_the_prompt_says_them(
+    chat_bench: MakeBench, chat_model: Path
+) -> None:
+    made, _ = await rolled_out(chat_bench, chat_model, "judge")
+    (item,) = made.rewards[0].requests[0].items
+    assert (item.completion, item.prompt, item.messages) == ("judge", "go", ())
 
 
 @pytest.mark.parametrize(

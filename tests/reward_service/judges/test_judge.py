@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.rewards import ScoreMessage
 from reward_service.config import RewardServiceConfig
 from reward_service.included import build_registry
 from reward_service.verifier.submission import UserError
@@ -34,7 +35,7 @@ async def test_a_score_is_scaled_and_names_the_model_that_gave_it() -> None:
     assert result.reward == pytest.approx(0.7)
     assert components(result) == {"lowest": pytest.approx(0.7), "highest": pytest.approx(0.7)}
     assert '"reasoning": "fine", "score": 7' in result.explanation
-    assert result.verifier_version.startswith("2+m+")
+    assert result.verifier_version.startswith("3+m+")
     (asked,) = asked_of(api)
     assert (asked.text(0), asked.text(1)) == ("Name a prime.", "11")
     assert api.paths == ["/v1/chat/completions"]
@@ -64,6 +65,16 @@ async def test_a_reference_and_a_rubric_of_the_item_are_shown() -> None:
     (asked,) = asked_of(api)
     assert [asked.text(number) for number in range(3)] == ["Name a prime.", "11", "a prime"]
     assert "Criteria:\n- be {completion} short\n" in asked.user
+
+
+async def test_of_a_conversation_each_message_is_shown_with_its_role_and_without_its_thought() -> None:
+    api = judge(seven)
+    turns = (("system", "Be brief."), ("user", "A prime?"), ("assistant", "<think>9?</think>9"), ("user", "No."))
+    messages = tuple(ScoreMessage(role=role, content=content) for role, content in turns)
+    async with judged_by(api) as service:
+        await service.reward(item("11", prompt="Be brief.\n\nA prime?").model_copy(update={"messages": messages}))
+    (asked,) = asked_of(api)
+    assert asked.text(0) == "System: Be brief.\n\nUser: A prime?\n\nAssistant: 9\n\nUser: No."
 
 
 async def test_a_template_of_the_users_is_filled_and_followed_by_the_form_of_the_verdict(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from protocol.rewards import RewardInput, ScoreItem, read_reward_input
+from protocol.rewards import RewardInput, ScoreItem, ScoreMessage, read_reward_input
 from reward_service.config import RewardServiceConfig
 from reward_service.included import build_registry
 from reward_service.models.config import RewardModelConfig
@@ -128,15 +128,17 @@ def test_the_prompt_is_a_users_message_unless_messages_are_given(tmp_path: Path)
     model = opened(write_reward_model(tmp_path))
     turn: JsonValue = {"role": "system", "content": "s"}
     plain = ScoreItem(id="a", verifier="reward_model", completion="c", prompt="p")
-    told = ScoreItem(id="a", verifier="reward_model", completion="c", arguments={"messages": [turn]})
+    sent = plain.model_copy(update={"messages": (ScoreMessage(role="assistant", content="before"),)})
+    told = sent.model_copy(update={"arguments": {"messages": [turn]}})
     assert job_of(plain, model).messages == (ModelMessage(role="user", content="p"),)
+    assert job_of(sent, model).messages == (ModelMessage(role="assistant", content="before"),)
     assert job_of(told, model).messages == (ModelMessage(role="system", content="s"),)
 
 
 @pytest.mark.parametrize(
     ("given", "prompt", "arguments", "complaint"),
     [
-        (CHAT, "", {}, "neither a prompt nor the argument `messages`"),
+        (CHAT, "", {}, "neither a prompt nor messages"),
         (CHAT, "p", {"messages": []}, "messages: Tuple should have at least 1 item"),
         (CHAT, "p", {"formats": "chat"}, "formats: Extra inputs are not permitted"),
         (None, "p", {}, r"has no headway_reward\.json that says what input the model takes"),
