@@ -34,6 +34,7 @@ from env_service.environments.tokenization import (
     beginning,
     characters_of,
 )
+from env_service.environments.tool_formats import ALL_FORMATS
 from protocol.messages import MAX_PARTS, TaskPart
 from protocol.trajectories import Purpose
 
@@ -225,6 +226,18 @@ def check_templates(environments: Mapping[str, OfferedEnvironment], tokenization
             told = bridges.with_arguments(environment.template_arguments)
             asked = ("user",) if environment.rules.history == "summarize" and "user" not in environment.roles else ()
             told.check_roles((*environment.roles, *asked), history=environment.rules.history)
+        if environment.rules.action == "tools":
+            _check_calls(environment, told.tokenization)
+
+
+def _check_calls(environment: OfferedEnvironment, told: Tokenization) -> None:
+    """Raises EnvironmentFault where nobody would read the calls that the model was trained to write."""
+    if environment.rules.tool_format == "auto" and told.shows_tools and told.call_format is None:
+        raise EnvironmentFault(
+            f"environment {environment.name}: {told.template_name} shows the policy its tools, and writes their calls "
+            f"in a form that is not known; expected one of {', '.join(ALL_FORMATS)}: set rules.tool_format to the form "
+            "that the prompt asks for, or give a chat template that writes one of these (run.chat_template)"
+        )
 
 
 def _check_summaries(environment: OfferedEnvironment) -> None:

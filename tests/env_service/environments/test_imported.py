@@ -160,6 +160,28 @@ def test_a_template_that_cannot_carry_what_an_environment_says_is_named_with_the
 
 
 @pytest.mark.parametrize(
+    ("template", "form", "fits"),
+    [
+        ("results_within_calls", "auto", False),
+        ("results_within_calls", "hermes", True),
+        ("tools_in_system", "auto", True),
+        ("chatml", "auto", True),
+    ],
+)
+def test_a_template_whose_calls_nobody_would_read_is_refused_where_tools_are_called(
+    template: str, form: str, fits: bool, tmp_path: Path
+) -> None:
+    tokenization = Tokenization(model_with(template, tmp_path))
+    calling = replace(built("GuessNumber"), rules=Rules.model_validate({"action": "tools", "tool_format": form}))
+    catalog.check_templates({"mine": replace(calling, rules=Rules())}, tokenization)
+    if fits:
+        catalog.check_templates({"mine": calling}, tokenization)
+        return
+    with pytest.raises(EnvironmentFault, match=r"environment mine: .* a form that is not known; expected one of"):
+        catalog.check_templates({"mine": calling}, tokenization)
+
+
+@pytest.mark.parametrize(
     ("rules", "changes", "said"),
     [
         (
