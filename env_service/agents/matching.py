@@ -105,7 +105,7 @@ class RecordedTurns:
         rewritten = bool(self.turns) and any(each.role == "assistant" for each in messages)
         self.rewritten += rewritten
         self.new += not rewritten
-        text, ids = prompt_of(messages, tools, tokenization=language.tokenization, now=self.now)
+        text, ids = self._rendered(messages, tools, language)
         self.opening_text = self.opening_text or text
         return Branch(None, tuple(ids))
 
@@ -115,7 +115,13 @@ class RecordedTurns:
         following = None if parent is None else _following(parent, said, tools, language)
         if parent is not None and following is not None:
             return len(parent.context) + len(following)
-        return len(prompt_of(messages, tools, tokenization=language.tokenization, now=self.now)[1])
+        return len(self._rendered(messages, tools, language)[1])
+
+    def _rendered(
+        self, messages: Sequence[AgentMessage], tools: Sequence[Tool], language: Language
+    ) -> tuple[str, list[int]]:
+        own = _has_own_calls(tools, language)
+        return prompt_of(messages, tools, tokenization=language.tokenization, now=self.now, own_calls=own)
 
     def record(
         self,
@@ -225,6 +231,11 @@ def _routings(branch: Branch | None) -> Sequence[TokenRouting]:
     return found[::-1]
 
 
+def _has_own_calls(tools: Sequence[Tool], language: Language) -> bool:
+    """The chat template is told of tools and results: not, if it writes calls that nobody would read."""
+    return not tools or language.reads_own_calls
+
+
 def _following(
     parent: Branch, said: Sequence[AgentMessage], tools: Sequence[Tool], language: Language
 ) -> Sequence[int] | None:
@@ -240,9 +251,10 @@ def _bridge(said: Sequence[AgentMessage], tools: Sequence[Tool], language: Langu
     own = tuple(map(as_chat, said))
     # Some templates refuse the ids of some clients.
     forms = [own, tuple(replace(each, tool_call_id="") for each in own), results_as_user(said)]
-    for form in forms:
+    told = _has_own_calls(tools, language)
+    for form in forms if told else forms[-1:]:
         try:
-            return language.bridges.bridge(form, tools=tools)
+            return language.bridges.bridge(form, tools=tools if told else ())
         except ChatTemplateError:
             continue
     return None

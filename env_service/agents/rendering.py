@@ -24,11 +24,20 @@ For each call write an object with its name and arguments within tags:
 
 
 def prompt_of(
-    messages: Sequence[AgentMessage], tools: Sequence[Tool], *, tokenization: Tokenization, now: datetime
+    messages: Sequence[AgentMessage],
+    tools: Sequence[Tool],
+    *,
+    tokenization: Tokenization,
+    now: datetime,
+    own_calls: bool = True,
 ) -> tuple[str, list[int]]:
-    """The rendered text and its token ids. Raises ChatTemplateError, with the words of the template's own form."""
+    """The rendered text and its token ids. Raises ChatTemplateError, with the words of the template's own form.
+
+    Without `own_calls` the template is not told of tools and calls, and the policy is asked to write them as text: of
+    the template's own nobody would read any.
+    """
     errors = []
-    for given, shown in _attempts(messages, tools):
+    for given, shown in _attempts(messages, tools) if own_calls else _as_text(messages, tools):
         try:
             text = tokenization.text_of(given, tools=shown, now=now)
             _check_kept(text, messages)
@@ -63,6 +72,13 @@ def _attempts(
     yield _plain(messages), tools
     told = _told(messages, tools)
     yield from ((_native(_numbered(told, own=own), as_object=True), ()) for own in (True, False))
+    yield from _as_text(messages, tools)
+
+
+def _as_text(
+    messages: Sequence[AgentMessage], tools: Sequence[Tool]
+) -> Iterator[tuple[list[Mapping[str, object]], Sequence[Tool]]]:
+    told = _told(messages, tools)
     yield _plain(told), ()
     yield _plain(_without_system(told)), ()
 

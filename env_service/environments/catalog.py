@@ -232,7 +232,7 @@ def check_templates(environments: Mapping[str, OfferedEnvironment], tokenization
 
 def _check_calls(environment: OfferedEnvironment, told: Tokenization) -> None:
     """Raises EnvironmentFault where nobody would read the calls that the model was trained to write."""
-    if environment.rules.tool_format == "auto" and told.shows_tools and told.call_format is None:
+    if environment.rules.tool_format == "auto" and told.writes_unknown_calls:
         raise EnvironmentFault(
             f"environment {environment.name}: {told.template_name} shows the policy its tools, and writes their calls "
             f"in a form that is not known; expected one of {', '.join(ALL_FORMATS)}: set rules.tool_format to the form "

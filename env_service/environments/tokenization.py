@@ -53,7 +53,7 @@ _PROBE: Tool = {
 OWN_TEMPLATE = "the model's chat template"
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
 _THINKING_MARKS = ("<think>", "[THINK]", "<|channel|>")
-_RENDERED = ("shows_tools", "call_format", "prefilled")
+_RENDERED = ("_shows_tools", "call_format", "prefilled")
 """The part of a Tokenization that depends on its arguments."""
 
 
@@ -280,11 +280,15 @@ class Tokenization:
         """Format of tool calls in the model's chat template; None if it is none that is known, if it shows no
         tools, or if there is no template.
         """
-        return family_of(self.template.text) if self.shows_tools else None
+        return family_of(self.template.text) if self._shows_tools else None
+
+    @property
+    def writes_unknown_calls(self) -> bool:
+        """True if the chat template shows tools, and writes their calls in a format that is not known."""
+        return self._shows_tools and self.call_format is None
 
     @cached_property
-    def shows_tools(self) -> bool:
-        """True if there is a chat template, and it tells the policy what tools it has."""
+    def _shows_tools(self) -> bool:
         try:
             return _PROBE_NAME in self.text_of((QUESTION,), tools=(_PROBE,))
         except ChatTemplateError:

@@ -299,6 +299,11 @@ class Language:
         own = self.tokenization.call_format
         return ALL_FORMATS if own is None else (own,)
 
+    @property
+    def reads_own_calls(self) -> bool:
+        """False where the chat template writes calls in a form that is none of `tool_formats`."""
+        return self.rules.tool_format != "auto" or not self.tokenization.writes_unknown_calls
+
     def reading(self, text: str, *, tools: Sequence[Tool]) -> ParsedTurn:
         """The calls in a text that has its special tokens."""
         return read(text, tools=tools, formats=self.tool_formats)

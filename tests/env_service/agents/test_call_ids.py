@@ -34,9 +34,12 @@ RESULTS = {
 }
 
 
-async def held(name: str, folder: Path, *, rename: str = "", again: bool = False) -> tuple[list[str], str]:
+async def held(
+    name: str, folder: Path, *, rename: str = "", again: bool = False, calls_as: str = ""
+) -> tuple[list[str], str]:
     """The ids that an agent was told, and all that the policy was shown and said. `rename` is put before the ids that
     the agent sends back; `again`: it asks anew, with another first message, so that nothing recorded is extended.
+    `calls_as` is what the policy calls, if not as its family does.
     """
     model = model_with(name, folder)
     ids: list[str] = []
@@ -59,7 +62,7 @@ async def held(name: str, folder: Path, *, rename: str = "", again: bool = False
         return 1.0
 
     def says(prompt: str) -> str:
-        return "north" if "seen" in prompt else CALLS[name]
+        return "north" if "seen" in prompt else calls_as or CALLS[name]
 
     async with agent_benches(model) as agents:
         made = await agents(Saying(model, says), run=looks)
@@ -95,3 +98,14 @@ async def test_ids_that_a_template_refuses_are_numbered_anew(again: bool, tmp_pa
     for number in range(2):
         result = RESULTS["alternating_with_tools"].format(f"seen {number}", f"call0000{number + 1}", "")
         assert result in text
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_calls_are_asked_for_as_text_where_nobody_reads_the_templates_own(again: bool, tmp_path: Path) -> None:
+    call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    ids, text = await held("results_within_calls", tmp_path, again=again, calls_as=call)
+
+    assert len(ids) == 1
+    assert "declaration:" not in text
+    assert "For each call write an object" in text
+    assert "<tool_response>\nseen 0\n</tool_response>" in text
