@@ -22,7 +22,7 @@ SIBLING = "{sibling}"
 HINT_REWARD = 1.0
 StopText = Annotated[str, Field(min_length=1, max_length=64)]
 ToolFormat = Literal[
-    "hermes", "qwen_coder", "glm", "mistral", "llama", "pythonic", "granite", "deepseek", "kimi", "harmony"
+    "hermes", "qwen_coder", "glm", "mistral", "llama", "pythonic", "granite", "deepseek", "kimi", "harmony", "gemma"
 ]
 
 

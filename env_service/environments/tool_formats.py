@@ -10,10 +10,11 @@
     deepseek      <｜tool▁call▁begin｜>look<｜tool▁sep｜>{…}<｜tool▁call▁end｜>; before V3.1 type, name, and a fence
     kimi          <|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{…}<|tool_call_end|>
     harmony       <|channel|>commentary to=functions.look <|constrain|>json<|message|>{…}<|call|>
+    gemma         <|tool_call>call:look{at:<|"|>north<|"|>}<tool_call|>, <start_function_call>call:look{…}
 
 A reading has a fault where a format's mark opens what is no call, or one of a tool that is not there. Without a mark,
 what is no call of a tool that is offered is text: policies answer in JSON, too. What the policy thinks, up to
-`</think>`, is no call; nor are arguments that no message can hold (NaN, half of a surrogate pair).
+`</think>` or `<channel|>`, is no call; nor are arguments that no message can hold (NaN, half of a surrogate pair).
 """
 
 import ast
@@ -24,12 +25,13 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
+from env_service.environments.gemma_arguments import gemma_arguments_at
 from env_service.environments.interface import Tool, ToolCall
 from env_service.environments.rules import ToolFormat
 from services.python_syntax import expression_of
 
 _DECODER = json.JSONDecoder()
-_THOUGHT = "</think>"
+_ENDS_OF_THOUGHT = ("</think>", "<channel|>")
 _TAG, _END_TAG = "<tool_call>", "</tool_call>"
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _KEY, _KEY_TO_VALUE, _END_VALUE = "<arg_key>", re.compile(r"</arg_key>\s*<arg_value>"), "</arg_value>"
@@ -51,6 +53,7 @@ _KIMI_HEAD = re.compile(
 _HARMONY_HEAD = re.compile(
     r"(?:\A|<\|start\|>)(?P<header>(?:(?!<\|(?:message|start|end)\|>).)*)(?P<message><\|message\|>)?", re.DOTALL
 )
+_GEMMA_HEAD = re.compile(r"(?:<\|tool_call>|<start_function_call>)(?:\s*call:(?P<name>[\w.-]+))?")
 _TO = re.compile(r"(?:\A|\s)to=(?:functions\.)?([^\s<]+)")
 _ENDS_OF_LISTS = ("<|python_end|>", "<|tool_call_end|>")
 _MAX_QUOTED = 80
@@ -66,6 +69,7 @@ _OPENERS: Mapping[ToolFormat, tuple[str, ...]] = {
     "deepseek": ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
     "kimi": ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
     "harmony": _HARMONY,
+    "gemma": ("<|tool_call>", "<start_function_call>"),
 }
 ALL_FORMATS = tuple(_OPENERS)
 _BARE: Mapping[ToolFormat, str] = {"llama": "{", "pythonic": "[", "harmony": "to="}
@@ -77,6 +81,7 @@ _SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     ("kimi", ("<|tool_call_begin|>", "tool_declare<|im_middle|>")),
     ("mistral", (_MISTRAL,)),
     ("granite", ("<|tool_call|>",)),
+    ("gemma", ("<|tool_call>", "<start_function_call>")),
     ("qwen_coder", ("<function=",)),
     ("glm", ("<arg_key>",)),
     ("hermes", ("<tool_call>",)),
@@ -146,7 +151,7 @@ def shown_until(text: str, *, formats: Sequence[ToolFormat] = ALL_FORMATS) -> in
 
 def _thought_until(text: str) -> int:
     """End of thinking that was closed; 0 without any. The prompt may have opened it."""
-    return text.index(_THOUGHT) + len(_THOUGHT) if _THOUGHT in text else 0
+    return max((text.index(mark) + len(mark) for mark in _ENDS_OF_THOUGHT if mark in text), default=0)
 
 
 def family_of(template: str) -> ToolFormat | None:
@@ -159,6 +164,8 @@ def no_such_tool(name: str, offered: Iterable[str]) -> str:
     return f"there is no tool {name[:_MAX_QUOTED]!r}; there are {', '.join(offered)}"
 
 
+_ReadAt = Callable[[str, int], tuple[JsonValue, int]]
+"""Reads a value at a place; returns where it ends, 0 if there is none."""
 _Schemas = Mapping[str, Mapping[str, JsonValue]]
 """Schemas of the arguments of each tool that is offered, by its name."""
 
@@ -376,6 +383,18 @@ def _kimi(text: str, schemas: _Schemas) -> _FoundCalls | None:
     return _headed(text, _KIMI_HEAD, lambda head: head["name"], ends, openers=_OPENERS["kimi"])
 
 
+def _gemma(text: str, schemas: _Schemas) -> _FoundCalls | None:
+    ends = ("<tool_call|>", "<end_function_call>", "<|tool_response>", "<start_function_response>", "<turn|>")
+    return _headed(
+        text,
+        _GEMMA_HEAD,
+        lambda head: head["name"],
+        (*ends, *_OPENERS["gemma"]),
+        openers=_OPENERS["gemma"],
+        arguments=gemma_arguments_at,
+    )
+
+
 def _harmony(text: str, schemas: _Schemas) -> _FoundCalls | None:
     if not any(mark in text for mark in (*_HARMONY, "<|message|>")):
         return None
@@ -391,7 +410,7 @@ def _harmony(text: str, schemas: _Schemas) -> _FoundCalls | None:
                 yield head
             at = max(head.end(), at + 1)
 
-    return _found(text, calls(), name, ("<|call|>", "<|end|>", "<|return|>", "<|start|>"))
+    return _found(text, calls(), name, ("<|call|>", "<|end|>", "<|return|>", "<|start|>"), _json_at)
 
 
 def _headed(
@@ -401,21 +420,25 @@ def _headed(
     ends: tuple[str, ...],
     *,
     openers: Sequence[str] = (),
+    arguments: _ReadAt | None = None,
 ) -> _FoundCalls | None:
-    """Calls that begin with a head and go on with arguments, behind which something of `ends` comes, or nothing."""
-    found = _found(text, _heads(text, head), name, ends)
+    """Calls that begin with a head and go on with arguments, in JSON or as they are read, behind which something of
+    `ends` comes, or nothing.
+    """
+    read_at = arguments or _json_at
+    found = _found(text, _heads(text, head, read_at), name, ends, read_at)
     starts = [text.index(opener) for opener in openers if opener in text]
     if found is None:
         return _FoundCalls(min(starts), (), text[min(starts) :]) if starts else None
     return _FoundCalls(min([found.start, *starts]), found.calls, found.broken)
 
 
-def _heads(text: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
+def _heads(text: str, pattern: re.Pattern[str], read_at: _ReadAt) -> Iterator[re.Match[str]]:
     """None of them within the arguments of the one before."""
     at = 0
     while head := pattern.search(text, at):
         yield head
-        at = max(head.end(), _json_at(text, head.end())[1])
+        at = max(head.end(), read_at(text, head.end())[1])
 
 
 def _found(
@@ -423,12 +446,13 @@ def _found(
     heads: Iterable[re.Match[str]],
     name: Callable[[re.Match[str]], str | None],
     ends: tuple[str, ...],
+    read_at: _ReadAt,
 ) -> _FoundCalls | None:
     start, calls, broken = -1, [], ""
     for head in heads:
         start = head.start() if start < 0 else start
         called = (name(head) or "").strip()
-        value, end = _json_at(text, head.end())
+        value, end = read_at(text, head.end())
         sound = isinstance(value, dict) and is_sound(value) and _closed(text, end, ends)
         if isinstance(value, dict) and sound and _NAME.fullmatch(called):
             calls.append(ToolCall(called, value, id=(head.groupdict().get("id") or "").strip()))
@@ -535,4 +559,5 @@ _READERS: Mapping[ToolFormat, Callable[[str, _Schemas], _FoundCalls | None]] = {
     "deepseek": _deepseek,
     "kimi": _kimi,
     "harmony": _harmony,
+    "gemma": _gemma,
 }

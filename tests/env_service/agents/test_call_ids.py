@@ -103,9 +103,9 @@ async def test_ids_that_a_template_refuses_are_numbered_anew(again: bool, tmp_pa
 @pytest.mark.parametrize("again", [False, True])
 async def test_calls_are_asked_for_as_text_where_nobody_reads_the_templates_own(again: bool, tmp_path: Path) -> None:
     call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-    ids, text = await held("results_within_calls", tmp_path, again=again, calls_as=call)
+    ids, text = await held("invoked_calls", tmp_path, again=again, calls_as=call)
 
     assert len(ids) == 1
-    assert "declaration:" not in text
+    assert "# Tools" not in text
     assert "For each call write an object" in text
     assert "<tool_response>\nseen 0\n</tool_response>" in text

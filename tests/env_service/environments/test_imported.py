@@ -162,8 +162,8 @@ def test_a_template_that_cannot_carry_what_an_environment_says_is_named_with_the
 @pytest.mark.parametrize(
     ("template", "form", "fits"),
     [
-        ("results_within_calls", "auto", False),
-        ("results_within_calls", "hermes", True),
+        ("invoked_calls", "auto", False),
+        ("invoked_calls", "hermes", True),
         ("tools_in_system", "auto", True),
         ("chatml", "auto", True),
     ],

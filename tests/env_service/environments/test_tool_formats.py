@@ -6,13 +6,14 @@ import time
 from pathlib import Path
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import JsonValue
 
 from env_service.environments.interface import Tool
 from env_service.environments.rules import ToolFormat
 from env_service.environments.tokenization import Tokenization
 from env_service.environments.tool_formats import ALL_FORMATS, family_of, read, shown_until
-from tests.env_service.chat_models import model_with
+from tests.env_service.chat_models import model_with, text_of
 
 
 def tool(name: str, **types: str) -> Tool:
@@ -35,6 +36,8 @@ CALLS = {
     "mistral with an id": 'I look.[TOOL_CALLS]look[CALL_ID]abc[ARGS]{"at": "north", "far": true}',
     "llama": '{"name": "look", "parameters": {"at": "north", "far": true}}',
     "llama with its tag": 'I look.<|python_tag|>{"name": "look", "parameters": {"at": "north", "far": true}}',
+    "gemma": 'I look.<|tool_call>call:look{at:<|"|>north<|"|>,far:true}<tool_call|>',
+    "functiongemma": "I look.<start_function_call>call:look{at:<escape>north<escape>,far:true}<end_function_call>",
     "pythonic": '[look(at="north", far=True)]',
     "pythonic with a tag": 'I look.<|python_tag|>look(at="north", far=True)',
 }
@@ -69,7 +72,8 @@ def test_several_calls_stand_in_one_answer() -> None:
     two = "".join(f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>\n' for name in ("look", "take"))
     llama = '{"name": "look", "parameters": {}}; {"name": "take", "parameters": {}}'
 
-    for text in (two, llama, "[look(), take()]", '[TOOL_CALLS]look{}[TOOL_CALLS]take{"n": 1}'):
+    gemma = "<|tool_call>call:look{}<tool_call|><|tool_call>call:take{n:1}<tool_call|>"
+    for text in (two, llama, gemma, "[look(), take()]", '[TOOL_CALLS]look{}[TOOL_CALLS]take{"n": 1}'):
         assert [call.name for call in read(text, tools=TOOLS).calls] == ["look", "take"]
 
 
@@ -92,6 +96,12 @@ def test_several_calls_stand_in_one_answer() -> None:
         "[" * 5000,
         "{" * 5000,
         "<|python_tag|>import os",
+        "<|tool_call>",
+        "<|tool_call>call:look{at:north",
+        "<|tool_call>call:look{at}<tool_call|>",
+        "<|tool_call>call:look{a[t:1}<tool_call|>",
+        '<|tool_call>call:look{at:<|"|>north}<tool_call|>',
+        "<|tool_call>call:look{at:1}, I think",
     ],
 )
 def test_what_is_no_call_stays_text(text: str) -> None:
@@ -112,6 +122,8 @@ FAMILIES: dict[str, ToolFormat] = {
     "newer mistral": "mistral",
     "llama": "llama",
     "pythonic": "pythonic",
+    "gemma": "gemma",
+    "functiongemma": "gemma",
 }
 
 
@@ -142,6 +154,23 @@ def test_an_argument_is_of_the_type_that_its_tool_wants() -> None:
 
 
 OPTIONAL_TEXT: JsonValue = {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}
+
+
+GEMMA: dict[str, JsonValue] = {
+    "{}": {},
+    "{ a : 1 , b : -2.5e3 }": {"a": 1, "b": -2500.0},
+    "{a:null,b:false,c:[]}": {"a": None, "b": False, "c": []},
+    '{a:[1,{b:<|"|>x, {y}: ]<|"|>},[2]],c:{d:<|"|><|"|>}}': {"a": [1, {"b": "x, {y}: ]"}, [2]], "c": {"d": ""}},
+    '{<|"|>a b<|"|>:<|"|>"q" <escape><|"|>}': {"a b": '"q" <escape>'},
+    "{a:north,b:two words}": {"a": "north", "b": "two words"},
+    "{a:1,}": {"a": 1},
+}
+
+
+@pytest.mark.parametrize(("text", "arguments"), GEMMA.items())
+def test_gemmas_own_form_of_arguments_is_read(text: str, arguments: JsonValue) -> None:
+    (call,) = read(f"<|tool_call>call:look{text}<tool_call|>", tools=(), formats=("gemma",)).calls
+    assert call.arguments == arguments
 
 
 @pytest.mark.parametrize(
@@ -201,6 +230,7 @@ TEMPLATES: dict[ToolFormat | None, str] = {
     "mistral": "[TOOL_CALLS]",
     "llama": """{"name": {{ name }}, "parameters": """,
     "pythonic": "<|tool_call_start|>[",
+    "gemma": "{{ '<|tool_call>call:' + call.name }}",
     None: "<|im_start|>",
 }
 
@@ -213,6 +243,35 @@ def test_a_family_is_known_by_its_template(family: ToolFormat | None, template: 
 def test_a_template_that_shows_no_tools_says_nothing_about_calls(tmp_path: Path) -> None:
     assert Tokenization(model_with("chatml", tmp_path)).call_format is None
     assert Tokenization(model_with("tools_in_system", tmp_path)).call_format == "hermes"
+
+
+GEMMA_TEXTS = ("", "north", "a, b", "x:y", "{", "}]", '"q"', "two\nlines", "<esc", "true", "12")
+
+
+def _drawn(chance: random.Random, depth: int) -> JsonValue:
+    kind = chance.randrange(6 if depth else 4)
+    if kind < 2:
+        return chance.choice(GEMMA_TEXTS) if kind else chance.choice((True, False))
+    if kind < 4:
+        return chance.choice((1.5, -0.25, 1e20)) if kind == 2 else chance.randrange(-5, 1000)
+    if kind == 4:
+        return [_drawn(chance, depth - 1) for _ in range(chance.randrange(4))]
+    return _drawn_arguments(chance, depth - 1)
+
+
+def _drawn_arguments(chance: random.Random, depth: int) -> dict[str, JsonValue]:
+    return {f"{chance.choice('abc')}{number}": _drawn(chance, depth) for number in range(chance.randrange(5))}
+
+
+def test_arguments_as_gemmas_template_writes_them_are_read_back() -> None:
+    before, _, _ = text_of("results_within_calls").partition("{{- bos_token")
+    written = ImmutableSandboxedEnvironment().from_string(f"{before}{{{{- written(arguments) -}}}}")
+    chance = random.Random(1)
+    for _ in range(500):
+        arguments = _drawn_arguments(chance, 3)
+        text = f"<|tool_call>call:look{written.render(arguments=arguments)}<tool_call|>"
+        (call,) = read(text, tools=(), formats=("gemma",)).calls
+        assert call.arguments == arguments
 
 
 PIECES = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<parameter=", "</parameter>", "a", ">", " ", "\n")
@@ -249,6 +308,12 @@ def test_what_is_found_in_one_pass_is_what_the_patterns_find() -> None:
         ("hermes", "<tool_call></tool_call>" * 10_000),
         ("llama", "{}" * 50_000),
         ("kimi", "<|tool_call_begin|>" * 10_000),
+        ("gemma", "<|tool_call>" * 20_000),
+        ("gemma", "<|tool_call>call:f{a:" * 10_000),
+        ("gemma", "<|tool_call>call:f{a:[" * 10_000),
+        ("gemma", '<|tool_call>call:f{a:<|"|>' * 10_000),
+        ("gemma", "<|tool_call>call:f{a:[" + "1," * 20_000),
+        ("gemma", "<|tool_call>call:f{a:" + "[" * 100_000),
     ],
 )
 def test_a_long_text_without_an_end_holds_nobody_up(name: ToolFormat, text: str) -> None:
