@@ -12,6 +12,7 @@ from datetime import datetime
 from env_service.agents.messages import AgentMessage
 from env_service.environments.interface import ChatMessage, Tool
 from env_service.environments.tokenization import ChatTemplateError, Tokenization, call_id
+from services.thinking import without_thought
 
 _TOOLS = """You may call one or more of these functions:
 <tools>
@@ -37,6 +38,8 @@ def prompt_of(
     the template's own nobody would read any.
     """
     errors = []
+    if tokenization.has_own_marks:  # its template would write <think> as text, which the policy has never seen
+        messages = [_said_alone(message) for message in messages]
     for given, shown in _attempts(messages, tools) if own_calls else _as_text(messages, tools):
         try:
             text = tokenization.text_of(given, tools=shown, now=now)
@@ -48,6 +51,10 @@ def prompt_of(
         else:
             return text, tokenization.encode_after("", text)
     raise errors[0]
+
+
+def _said_alone(message: AgentMessage) -> AgentMessage:
+    return replace(message, text=without_thought(message.text).lstrip()) if message.role == "assistant" else message
 
 
 def results_as_user(messages: Sequence[AgentMessage]) -> tuple[ChatMessage, ...]:

@@ -144,7 +144,8 @@ class PendingTurn:
     @property
     def text(self) -> str:
         """The sampled text so far, as the agent may read it: without the end of turn and the stop text."""
-        return cut_at_stop(self.language.text(self.completion.token_ids[: self.completion.settled]), self.asked.stop)
+        said = self.language.tokenization.said(self.completion.token_ids[: self.completion.settled])
+        return cut_at_stop(said, self.asked.stop)
 
     @property
     def safe_text(self) -> str:
@@ -467,7 +468,8 @@ def _shown_messages() -> Iterator[None]:
 
 
 def _without(text: str, language: Language) -> str:
-    """The text without special tokens, which no client shall see or send back."""
+    """The text without special tokens, which no client shall see or send back; thoughts are in tags."""
+    text = language.tokenization.in_tags(text)
     for special in language.tokenization.special_tokens:
         text = text.replace(special, "")
     return text

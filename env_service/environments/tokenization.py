@@ -4,7 +4,7 @@ Rendering of Hugging Face chat templates: sandboxed Jinja with the functions tha
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from datetime import datetime
@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from env_service.environments.interface import ChatMessage, Prompt, Tool, text_of
 from env_service.environments.rules import ToolFormat
+from env_service.environments.thinking_marks import CLOSED, MARKS, OPENED, in_tags, marks_of
 from env_service.environments.tool_formats import family_of
 from services.model_folder import chat_template, positions, template_in
 from services.opening_tokens import opening_tokens
@@ -228,6 +229,8 @@ class Tokenization:
             raise TokenizerError(f"{file} cannot be read ({error}): expected the file of a fast tokenizer") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        self._marks = marks_of([mark for mark in MARKS if self.id_of(mark) is not None])
+        self._marked = _keeping(self._tokenizer, self._marks)
         self.folder, self.arguments = model, dict(arguments)
         self._variants: dict[str, Tokenization] = {}
         self.template_name = OWN_TEMPLATE if chat_template is None else f"the chat template {chat_template}"
@@ -393,6 +396,30 @@ class Tokenization:
         """Texts of token rows, with special tokens or without them."""
         # Row by row: decode_batch hands short rows to a pool of threads, which takes longer than the decoding.
         return [self._tokenizer.decode(row, skip_special_tokens=not special) for row in completions]
+
+    def said(self, token_ids: Sequence[int]) -> str:
+        """The text of a completion without special tokens, with its thoughts between <think> and </think>."""
+        text: str = self._marked.decode(token_ids, skip_special_tokens=True)
+        return in_tags(text, self._marks)
+
+    def in_tags(self, text: str) -> str:
+        """A text that has its special tokens, with its thoughts between <think> and </think>."""
+        return in_tags(text, self._marks)
+
+    @property
+    def has_own_marks(self) -> bool:
+        """True if the model marks its thoughts with other tokens than <think> and </think>."""
+        return bool(self._marks - {OPENED, CLOSED})
+
+
+def _keeping(tokenizer: Tokenizer, kept: Collection[str]) -> Tokenizer:
+    """A tokenizer whose texts without special tokens hold these; the same one if they do."""
+    settings = None
+    if any(token.special and token.content in kept for token in tokenizer.get_added_tokens_decoder().values()):
+        settings = json.loads(tokenizer.to_str())
+        for token in settings["added_tokens"]:
+            token["special"] = token["special"] and token["content"] not in kept
+    return tokenizer if settings is None else Tokenizer.from_str(json.dumps(settings))
 
 
 def _ends(path: Path) -> list[int]:

@@ -318,13 +318,13 @@ class Language:
         """The action that the environment is told of a turn."""
         assert completion.finish_reason is not None, "an unfinished completion"
         form = self.rules.action
-        text = cut_at_stop(self.text(completion.token_ids), self.rules.stop)
+        text = cut_at_stop(self.tokenization.said(completion.token_ids), self.rules.stop)
         # Tags and calls are special tokens in some vocabularies.
         whole = text if form == "text" else cut_at_stop(self.text(completion.token_ids, special=True), self.rules.stop)
         reading = self.reading(whole, tools=self.opening.tools) if form == "tools" else ParsedTurn(text)
         return Action(
             text=text,
-            value=value_in(whole, form),
+            value=value_in(self.tokenization.in_tags(whole), form),
             calls=reading.calls,
             fault=reading.fault,
             last=last,
@@ -394,7 +394,10 @@ class Speech:
         last = actions >= self.language.rules.max_turns or (room is not None and room < 1)
         action = self.language.action(completion, last=last)
         self._last, self._heard = completion, action.text
-        self._messages.append(ChatMessage("assistant", begun + action.text))
+        # A template that has other marks would write these tags as text, which the policy has never seen.
+        own_marks = self.language.tokenization.has_own_marks
+        shown = without_thought(action.text).lstrip() if own_marks else action.text
+        self._messages.append(ChatMessage("assistant", begun + shown))
         self._texts.append(action.text)
         return action
 
@@ -496,7 +499,7 @@ class Speech:
         assert not isinstance(opening, str), "plain text is never summed up"
         observation, self._state = self._held_back
         self.transcript.sampled(completion, state=SUMMARY_STATE)
-        summary = cut_at_stop(self.language.text(completion.token_ids), self.language.rules.stop)
+        summary = cut_at_stop(self.language.tokenization.said(completion.token_ids), self.language.rules.stop)
         self._texts += [summary, text_of(observation)]
         self._held_back, self._summaries, self._begun = None, self._summaries + 1, self.transcript.turns
         self._messages = list(summaries.resumed(opening, summary, observation))

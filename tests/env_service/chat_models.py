@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -77,10 +78,12 @@ def _bytes() -> str:
     return str(tokenizer.to_str())
 
 
-def make_model(folder: Path, template: str, *, ends: list[str]) -> Path:
-    """A directory with tokenizer.json, tokenizer_config.json, generation_config.json and config.json."""
+def make_model(folder: Path, template: str, *, ends: list[str], more: Sequence[str] = ()) -> Path:
+    """A directory with tokenizer.json, tokenizer_config.json, generation_config.json and config.json. `more` are
+    special tokens beside those that are known by how they are written.
+    """
     tokenizer = Tokenizer.from_str(_bytes())
-    names = sorted({*SPECIAL.findall(template), *ends, "<s>", "</s>"})
+    names = sorted({*SPECIAL.findall(template), *ends, *more, "<s>", "</s>"})
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"bos_token": "<s>", "eos_token": ends[0], "chat_template": template}
