@@ -12,7 +12,7 @@ from datetime import datetime
 from env_service.agents.messages import AgentMessage
 from env_service.environments.interface import ChatMessage, Tool
 from env_service.environments.tokenization import ChatTemplateError, Tokenization, call_id
-from services.thinking import without_thought
+from services.thinking import said_alone
 
 _TOOLS = """You may call one or more of these functions:
 <tools>
@@ -54,7 +54,7 @@ def prompt_of(
 
 
 def _said_alone(message: AgentMessage) -> AgentMessage:
-    return replace(message, text=without_thought(message.text).lstrip()) if message.role == "assistant" else message
+    return replace(message, text=said_alone(message.text)) if message.role == "assistant" else message
 
 
 def results_as_user(messages: Sequence[AgentMessage]) -> tuple[ChatMessage, ...]:

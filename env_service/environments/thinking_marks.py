@@ -5,6 +5,8 @@ hold thought and answer in one, with the marks' names between them ("analysis �
 
     [THINK]…[/THINK]                                   Magistral
     <seed:think>…</seed:think>                         Seed-OSS
+    <mm:think>…</mm:think>                             MiniMax-M3
+    <|START_THINKING|>…<|END_THINKING|>                Command A
     <|channel>thought\\n…<channel|>                     Gemma 4
     <|channel|>analysis<|message|>…<|end|>             gpt-oss; `final` and `commentary` are said
 """
@@ -14,13 +16,20 @@ from collections.abc import Collection
 from itertools import zip_longest
 
 OPENED, CLOSED = "<think>", "</think>"
-_PAIRS = (("[THINK]", "[/THINK]", ""), ("<seed:think>", "</seed:think>", ""), ("<|channel>", "<channel|>", "thought\n"))
+_PAIRS = (
+    ("[THINK]", "[/THINK]", ""),
+    ("<seed:think>", "</seed:think>", ""),
+    ("<mm:think>", "</mm:think>", ""),
+    ("<|START_THINKING|>", "<|END_THINKING|>", ""),
+    ("<|channel>", "<channel|>", "thought\n"),
+)
 """Beginning and end of a thought, and a name that stands behind the beginning."""
 _HARMONY = ("<|channel|>", "<|message|>")
 _HEADER = re.compile(r"(?:<\|start\|>[^<]*)?<\|channel\|>(?P<channel>\w*)[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
 _HEADER_BEGUN = re.compile(
     r"(?:<\|start\|>[^<]*(?:<\|channel\|>[^<]*(?:<\|constrain\|>[^<]*)?)?|<\|channel\|>[^<]*(?:<\|constrain\|>[^<]*)?)\Z"
 )
+_REST_OF_HEADERS = re.compile(r"<\|(?:channel|message|start|constrain)\|>")
 _ENDS_OF_MESSAGE = re.compile(r"<\|(?:end|return|call)\|>")
 MARKS = (
     *(OPENED, CLOSED),
@@ -72,4 +81,4 @@ def _of_messages(text: str) -> str:
             said.append(f"{OPENED}{_ENDS_OF_MESSAGE.sub('', content)}{CLOSED if is_over else ''}")
         else:
             said.append(_ENDS_OF_MESSAGE.sub("", content))
-    return "".join(said)
+    return _REST_OF_HEADERS.sub("", "".join(said))

@@ -40,7 +40,7 @@ from protocol.trajectories import (
     Turn,
     VersionSpan,
 )
-from services.thinking import without_thought
+from services.thinking import said_alone, without_thought
 
 _DECODER = json.JSONDecoder()
 
@@ -396,7 +396,7 @@ class Speech:
         self._last, self._heard = completion, action.text
         # A template that has other marks would write these tags as text, which the policy has never seen.
         own_marks = self.language.tokenization.has_own_marks
-        shown = without_thought(action.text).lstrip() if own_marks else action.text
+        shown = said_alone(action.text) if own_marks else action.text
         self._messages.append(ChatMessage("assistant", begun + shown))
         self._texts.append(action.text)
         return action

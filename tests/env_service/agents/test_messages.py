@@ -60,6 +60,8 @@ def test_thinking_beside_the_text_is_told_to_templates_that_show_it() -> None:
     shown: list[object] = []
 
     class Shows:
+        has_own_marks = False
+
         def text_of(self, messages: list[dict[str, str]], **_: object) -> str:
             shown.extend(each.get("reasoning_content") for each in messages)
             return "".join(each["content"] for each in messages)

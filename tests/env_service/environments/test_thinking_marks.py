@@ -15,11 +15,15 @@ GEMMA = "<|channel>thought\n3 or 4?<channel|>It is 3."
 OWN = {
     "magistral": "[THINK]{{ messages[0].content }}[/THINK]",
     "seed": "<seed:think>{{ messages[0].content }}</seed:think>",
+    "minimax": "<mm:think>{{ messages[0].content }}</mm:think>",
+    "command": "<|START_THINKING|>{{ messages[0].content }}<|END_THINKING|>",
     "tags that are special": "<think>{{ messages[0].content }}</think>",
 }
 WRITTEN = {
     "magistral": "[THINK]3 or 4?[/THINK]It is 3.",
     "seed": "<seed:think>3 or 4?</seed:think>It is 3.",
+    "minimax": "<mm:think>3 or 4?</mm:think>It is 3.",
+    "command": "<|START_THINKING|>3 or 4?<|END_THINKING|>It is 3.",
     "tags that are special": "<think>3 or 4?</think>It is 3.",
     "channels": f"{HARMONY}<|return|>",
     "results_within_calls": f"{GEMMA}<turn|>",
@@ -39,6 +43,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 MARKS = {
     "magistral": ["[THINK]", "[/THINK]"],
     "seed": ["<seed:think>", "</seed:think>"],
+    "minimax": ["<mm:think>", "</mm:think>"],
+    "command": ["<|START_THINKING|>", "<|END_THINKING|>"],
     "tags that are special": ["<think>", "</think>"],
 }
 
@@ -68,6 +74,7 @@ def test_what_is_told_of_more_tokens_begins_with_what_was_told_of_fewer(case: tu
         ("channels", f"{PREAMBLE}<|start|>assistant{HARMONY}", "I look.<think>3 or 4?</think>It is 3."),
         ("channels", "3 or 4?<|end|><|start|>assistant<|channel|>final<|message|>It is 3.", "3 or 4?</think>It is 3."),
         ("channels", "It is 3.<|return|>", "It is 3."),
+        ("channels", "It <|message|>is<|start|> 3.<|return|>", "It is 3."),
         ("results_within_calls", "It is 3.<turn|>", "It is 3."),
         ("results_within_calls", "3 or 4?<channel|>It is 3.<turn|>", "3 or 4?</think>It is 3."),
         ("chatml", "<|channel|>analysis<|message|>It is 3.", "<|channel|>analysis<|message|>It is 3."),
