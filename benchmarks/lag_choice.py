@@ -1,6 +1,6 @@
 """The lag that a run should have been given, and the one that it finds by its gradients: time to a fixed accuracy.
 
-    .venv/bin/python -m benchmarks.lag_choice [--seeds 3] [--only TASK ...] [--report]
+    .venv/bin/python -m benchmarks.lag_choice [--seeds 3] [--only TASK ...] [--resume] [--report]
 
 Each task is learned by grpo with a fixed `max_lag` of 0, 1, 2, 4 and 8, and with a bound of 8 under which
 `lag.adapt = "gradient"` looks for one; sampling runs as far ahead as each permits (`lag.pacing = "full"`). Generator,
@@ -95,6 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each side; default: %(default)s")
     parser.add_argument("--only", nargs="+", choices=list(TASKS), default=list(TASKS), help="these tasks alone")
+    parser.add_argument("--resume", action="store_true", help="without the runs that the results have")
     parser.add_argument("--report", action="store_true", help="only rewrite the table")
     given = parser.parse_args()
     store = RESULTS / "lag_choice.json"
@@ -106,6 +107,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place, warm_system(task.config, folder=Path(place), options={}) as system:
             for seed in range(given.seeds):
                 for side in SIDES:
+                    if given.resume and (name, side, seed) in runs:
+                        continue
                     place = f"{side.replace(' ', '_')}-{seed}"
                     ended = system.learn(place, options=task.options(side, seed), limit_s=_LIMIT_S)
                     runs[name, side, seed] = run = _run_of(name, side, seed, files_of(ended.folder))

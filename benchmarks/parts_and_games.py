@@ -1,7 +1,7 @@
 """Two algorithms for what the addition demo does not have: gdpo, for a reward that comes in parts, and rae, for games
 that the policy plays with itself. Each beside those that a user would take instead.
 
-    .venv/bin/python -m benchmarks.parts_and_games [--seeds 3] [--only parts | games] [--report]
+    .venv/bin/python -m benchmarks.parts_and_games [--seeds 3] [--only parts | games] [--resume] [--report]
 
 `parts` is addition of two digits from `models/addition`, whose training reward is the sum of two parts: 1 for the right
 sum, and half for its first digit, which is the easier one. gdpo weighs the parts by itself, grpo sees the sum. What
@@ -84,6 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each side; default: %(default)s")
     parser.add_argument("--only", choices=("parts", "games"), help="one of the two tables")
+    parser.add_argument("--resume", action="store_true", help="without the runs that the results have")
     parser.add_argument("--report", action="store_true", help="only rewrite the tables")
     given = parser.parse_args()
     store = RESULTS / "parts_and_games.json"
@@ -94,6 +95,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place, _system(kind, Path(place)) as system:
             for seed in range(given.seeds):
                 for name in (name for name, side in SIDES.items() if side.kind == kind):
+                    if given.resume and (name, seed) in runs:
+                        continue
                     runs[name, seed] = run = _run(name, seed, system=system)
                     store.write_text(json.dumps([asdict(each) for each in runs.values()], indent=1) + "\n")
                     print(
