@@ -190,7 +190,7 @@ class _Exchange:
             return None
         asked = json.loads(self._asked)
         prompt = _prompt_of(asked, is_chat=self._is_chat)
-        name, texts, ended = self._streamed() if self._is_stream else self._whole()
+        name, texts, endings = self._streamed() if self._is_stream else self._whole()
         return ServedCompletion(
             id=name,
             key_hash=sha256(self._key.encode()).hexdigest(),
@@ -199,16 +199,19 @@ class _Exchange:
             served_at=time.time(),
             prompt=prompt,
             choices=tuple(texts[index] for index in sorted(texts)),
-            cut_off=tuple(place for place, index in enumerate(sorted(texts)) if index not in ended),
+            cut_off=tuple(
+                place for place, index in enumerate(sorted(texts)) if not _has_ended(endings.get(index, {}), asked)
+            ),
         )
 
-    def _whole(self) -> tuple[str, dict[int, str], set[int]]:
+    def _whole(self) -> tuple[str, dict[int, str], dict[int, Mapping[str, Any]]]:
+        """The id, texts by index, and what says how they ended."""
         said = json.loads(self._said)
         texts = {choice["index"]: self._text(choice, "message") for choice in said["choices"]}
-        return said["id"], texts, {choice["index"] for choice in said["choices"] if _has_ended(choice)}
+        return said["id"], texts, {choice["index"]: choice for choice in said["choices"]}
 
-    def _streamed(self) -> tuple[str, dict[int, str], set[int]]:
-        name, texts, ended = "", dict[int, str](), set[int]()
+    def _streamed(self) -> tuple[str, dict[int, str], dict[int, Mapping[str, Any]]]:
+        name, texts, endings = "", dict[int, str](), dict[int, Mapping[str, Any]]()
         # Of bytes, since a text has ends of lines, such as U+2028, that are none of the stream's and stand in answers.
         for line in map(bytes.decode, bytes(self._said).splitlines()):
             if not line.startswith("data: ") or line == "data: [DONE]":
@@ -217,9 +220,9 @@ class _Exchange:
             name = part["id"]
             for choice in part["choices"]:
                 texts[choice["index"]] = texts.get(choice["index"], "") + self._text(choice, "delta")
-                if _has_ended(choice):
-                    ended.add(choice["index"])
-        return name, texts, ended
+                if choice.get("finish_reason"):
+                    endings[choice["index"]] = choice
+        return name, texts, endings
 
     def _text(self, choice: dict[str, Any], within: str) -> str:
         """Raises ValueError for an answer of which the content is not all that was sampled."""
@@ -230,9 +233,13 @@ class _Exchange:
         return str(choice[within].get("content") or "")
 
 
-def _has_ended(choice: Mapping[str, Any]) -> bool:
-    """The policy sampled its end token: neither `max_tokens` nor a text of `stop`, nor the user who left, ended it."""
-    return choice.get("finish_reason") == "stop" and choice.get("stop_reason") is None
+def _has_ended(choice: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+    """The policy sampled an end token: no `max_tokens`, no `stop` of the request, and no user who left ended it. Of a
+    model with several end tokens the engine names the others as a reason.
+    """
+    reason = choice.get("stop_reason")
+    stopped = isinstance(reason, str) or (reason is not None and reason in (asked.get("stop_token_ids") or ()))
+    return choice.get("finish_reason") == "stop" and not stopped
 
 
 def _prompt_of(asked: Mapping[str, Any], *, is_chat: bool) -> Any:

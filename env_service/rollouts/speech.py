@@ -499,7 +499,8 @@ class Speech:
         assert not isinstance(opening, str), "plain text is never summed up"
         observation, self._state = self._held_back
         self.transcript.sampled(completion, state=SUMMARY_STATE)
-        summary = cut_at_stop(self.language.tokenization.said(completion.token_ids), self.language.rules.stop)
+        written = cut_at_stop(self.language.tokenization.said(completion.token_ids), self.language.rules.stop)
+        summary = said_alone(written) or written
         self._texts += [summary, text_of(observation)]
         self._held_back, self._summaries, self._begun = None, self._summaries + 1, self.transcript.turns
         self._messages = list(summaries.resumed(opening, summary, observation))

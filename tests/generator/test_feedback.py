@@ -162,9 +162,16 @@ async def test_a_streamed_answer_may_hold_what_unicode_takes_for_the_end_of_a_li
     ],
 )
 async def test_an_answer_that_the_policy_did_not_end_is_told_as_cut_off(end: dict[str, object]) -> None:
-    _, (whole,) = await asked(end=end)
-    _, (streamed,) = await asked(stream=True, ends=[(0, ENDED), (1, end)])
+    _, (whole,) = await asked(end=end, stop_token_ids=[17])
+    _, (streamed,) = await asked(stream=True, ends=[(0, ENDED), (1, end)], stop_token_ids=[17])
     assert (whole.cut_off, streamed.cut_off) == ((0,), (1,))
+
+
+async def test_an_answer_that_another_of_the_models_end_tokens_ended_is_whole() -> None:
+    end = {"finish_reason": "stop", "stop_reason": 106}
+    _, (whole,) = await asked(end=end)
+    _, (streamed,) = await asked(stream=True, ends=[(0, end), (1, end)], stop_token_ids=[17])
+    assert (whole.cut_off, streamed.cut_off) == ((), ())
 
 
 async def test_a_refused_request_has_no_key_and_is_not_told_of() -> None:
