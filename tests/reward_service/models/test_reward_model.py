@@ -193,7 +193,7 @@ async def test_a_service_scores_with_its_reward_models_and_says_which_gave_the_r
         response = await scorer.score(ScoreRequest(items=(item("a"), long, exact)))
     first, too_long, other = response.results
     assert (first.reward, other.reward) == (close(expected["a"]), 1.0)
-    assert first.verifier_version == f"1+{open_reward_model(model).fingerprint}"
+    assert first.verifier_version == f"2+{open_reward_model(model).fingerprint}"
     assert kind_and_message(too_long) == ("data", "the input has 103 tokens, and the reward model takes at most 64")
 
 

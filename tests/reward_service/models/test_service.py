@@ -30,7 +30,7 @@ def rewards(client: httpx.Client) -> list[float]:
     results = client.post("/v1/score", json={"items": items, "deadline_s": 120}).json()["results"]
     assert results[3]["reward"] is None
     assert results[3]["error"]["kind"] == "data"
-    assert all(result["verifier_version"].startswith("1+") for result in results)
+    assert all(result["verifier_version"].startswith("2+") for result in results)
     return [float(result["reward"]) for result in results[:3]]
 
 
