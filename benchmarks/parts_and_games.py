@@ -9,8 +9,8 @@ counts is the right sum alone, on 2,000 held-out tasks.
 
 `games` is Nim of `examples/nim` from its warm start, which is made if it is not there: both sides of each game are the
 policy and are trained, and what counts is the share of 400 games that it wins against the model as it was before.
-rae and reinforce play 64 different games a step, once each, which no comparison within a group could use; grpo plays 8
-beginnings eight times. Results go to benchmarks/results/parts_and_games.{json,md}, a line for each run as it ends.
+rae and reinforce_pp play 64 different games a step, once each, of which a comparison within a group learns nothing;
+grpo plays 8 beginnings eight times. Results go to benchmarks/results/parts_and_games.{json,md}, a line for each run.
 """
 
 import argparse
@@ -59,7 +59,7 @@ SIDES: Mapping[str, ComparedSide] = {
     "gdpo": ComparedSide("parts", {**_SUMS, "algo": "gdpo", "algo.components": '{"correct": 1.0, "first": 0.5}'}),
     "grpo of the sum": ComparedSide("parts", {**_SUMS, "algo": "grpo"}),
     "rae": ComparedSide("games", {**_GAMES, **_ALONE, "algo": "rae"}),
-    "reinforce": ComparedSide("games", {**_GAMES, **_ALONE, "algo": "reinforce"}),
+    "reinforce_pp": ComparedSide("games", {**_GAMES, **_ALONE, "algo": "reinforce_pp"}),
     "grpo": ComparedSide("games", {**_GAMES, "algo": "grpo"}),
 }
 
