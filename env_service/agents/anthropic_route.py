@@ -237,7 +237,7 @@ def _call(call: MadeCall) -> dict[str, Any]:
 def _ending(answering: PendingTurn) -> dict[str, Any]:
     """Stop reason of the turn, and the stop text of the request that ended it."""
     assert answering.reply is not None, "an unfinished answer"
-    text = answering.language.text(answering.completion.token_ids)
+    text = answering.language.tokenization.said(answering.completion.token_ids)
     places = {text.index(stop): stop for stop in answering.asked.stop if stop in text}
     if answering.reply.calls:
         return {"stop_reason": "tool_use", "stop_sequence": None}

@@ -25,6 +25,9 @@ _PAIRS = (
 )
 """Beginning and end of a thought, and a name that stands behind the beginning."""
 _HARMONY = ("<|channel|>", "<|message|>")
+OPENINGS = (OPENED, *(opening for opening, _, _ in _PAIRS), "<|channel|>")
+CLOSINGS = (CLOSED, *(closing for _, closing, _ in _PAIRS))
+"""Ends of thoughts, but for those that are a message of their own."""
 _HEADER = re.compile(r"(?:<\|start\|>[^<]*)?<\|channel\|>(?P<channel>\w*)[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
 _HEADER_BEGUN = re.compile(
     r"(?:<\|start\|>[^<]*(?:<\|channel\|>[^<]*(?:<\|constrain\|>[^<]*)?)?|<\|channel\|>[^<]*(?:<\|constrain\|>[^<]*)?)\Z"

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from env_service.environments.interface import ChatMessage, Prompt, Tool, text_of
 from env_service.environments.rules import ToolFormat
-from env_service.environments.thinking_marks import CLOSED, MARKS, OPENED, in_tags, marks_of
+from env_service.environments.thinking_marks import CLOSED, MARKS, OPENED, OPENINGS, in_tags, marks_of
 from env_service.environments.tool_formats import family_of
 from services.model_folder import chat_template, positions, template_in
 from services.opening_tokens import opening_tokens
@@ -53,7 +53,6 @@ _PROBE: Tool = {
 }
 OWN_TEMPLATE = "the model's chat template"
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
-_THINKING_MARKS = ("<think>", "[THINK]", "<|channel|>")
 _RENDERED = ("_shows_tools", "call_format", "prefilled")
 """The part of a Tokenization that depends on its arguments."""
 
@@ -105,7 +104,7 @@ class ChatTemplate:
         for name in _THINKING_SWITCHES:
             if name in self._looked_up:
                 return {name: False}
-        if any(mark in self.text for mark in _THINKING_MARKS):
+        if any(mark in self.text for mark in OPENINGS):
             expected = f"expected it to read {' or '.join(_THINKING_SWITCHES)}"
             raise ChatTemplateError(f"{self._name} has no switch that keeps the policy from thinking: {expected}")
         return _NONE

@@ -14,7 +14,8 @@
 
 A reading has a fault where a format's mark opens what is no call, or one of a tool that is not there. Without a mark,
 what is no call of a tool that is offered is text: policies answer in JSON, too. What the policy thinks, up to
-`</think>` or `<channel|>`, is no call; nor are arguments that no message can hold (NaN, half of a surrogate pair).
+`</think>` or another family's mark, is no call; nor are arguments that no message can hold (NaN, half of a surrogate
+pair).
 """
 
 import ast
@@ -28,10 +29,10 @@ from pydantic import JsonValue
 from env_service.environments.gemma_arguments import gemma_arguments_at
 from env_service.environments.interface import Tool, ToolCall
 from env_service.environments.rules import ToolFormat
+from env_service.environments.thinking_marks import CLOSINGS
 from services.python_syntax import expression_of
 
 _DECODER = json.JSONDecoder()
-_ENDS_OF_THOUGHT = ("</think>", "<channel|>")
 _TAG, _END_TAG = "<tool_call>", "</tool_call>"
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _KEY, _KEY_TO_VALUE, _END_VALUE = "<arg_key>", re.compile(r"</arg_key>\s*<arg_value>"), "</arg_value>"
@@ -151,7 +152,7 @@ def shown_until(text: str, *, formats: Sequence[ToolFormat] = ALL_FORMATS) -> in
 
 def _thought_until(text: str) -> int:
     """End of thinking that was closed; 0 without any. The prompt may have opened it."""
-    return max((text.index(mark) + len(mark) for mark in _ENDS_OF_THOUGHT if mark in text), default=0)
+    return max((text.index(mark) + len(mark) for mark in CLOSINGS if mark in text), default=0)
 
 
 def family_of(template: str) -> ToolFormat | None:

@@ -280,7 +280,7 @@ class Language:
 
     def _end(self, token_ids: Sequence[int]) -> int | None:
         def stops(count: int) -> bool:
-            text = self.text(token_ids[:count])
+            text = self.tokenization.said(token_ids[:count])
             return any(stop in text for stop in self.rules.stop)
 
         count = len(token_ids)

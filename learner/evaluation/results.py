@@ -17,6 +17,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from learner.journal.files import write_atomically
+from services.thinking import without_thought
 
 _NORMAL_95 = 1.959963984540054
 """The normal distribution's 97.5 % quantile: intervals cover 95 %."""
@@ -99,7 +100,7 @@ def answer_of(completion: str, *, components: Mapping[str, float]) -> str | None
     """
     if any(components.get(name) == 0 for name in _FOUND):
         return None
-    text = completion.rpartition("</think>")[2]
+    text = without_thought(completion)
     tagged = _TAG.findall(text)
     given = str(tagged[-1]) if tagged else text
     return " ".join((_last_boxed(given) or given).split()) or None

@@ -226,6 +226,7 @@ OWN: Sequence[tuple[ToolFormat, str, str, Calls, bool]] = (
     ("glm", "words within the tags", "<tool_call>I look north</tool_call>", NONE, True),
     ("mistral", "text before", f"I look.[TOOL_CALLS]look[ARGS]{NORTH}", LOOK, False),
     ("mistral", "with an id", f"[TOOL_CALLS]look[CALL_ID]a1b2c3d4e[ARGS]{NORTH}", LOOK, False),
+    ("mistral", "thought before", f'[THINK]I might [TOOL_CALLS]take[ARGS]{{"n": 1}}[/THINK][TOOL_CALLS]look[ARGS]{NORTH}', LOOK, False),
     ("mistral", "no name", f"[TOOL_CALLS][ARGS]{NORTH}", NONE, True),
     ("mistral", "one of the list is broken", f'[TOOL_CALLS][{{"name": "look", "arguments": {NORTH}}}, {{"name": 3}}]', LOOK, True),
     ("mistral", "an empty list", "[TOOL_CALLS][]", NONE, True),

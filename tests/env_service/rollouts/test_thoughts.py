@@ -1,11 +1,15 @@
 """Completions of models that mark their thoughts with tokens of their own: what environments and verifiers are told."""
 
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from env_service.environments.bridges import Bridges
 from env_service.environments.interface import Action, ChatMessage, Opening, Step, Task, Verification
 from env_service.environments.rules import History, Rules
+from env_service.environments.tokenization import Tokenization
+from env_service.rollouts.speech import Language
 from tests.env_service.agents.served import Saying
 from tests.env_service.bench import benches
 from tests.env_service.chat_models import model_with
@@ -16,6 +20,20 @@ from tests.env_service.rollouts.test_conversation import offered
 SAID = {"channels": HARMONY, "results_within_calls": GEMMA}
 THOUGHT, ANSWER = "<to>3</to>?", "Go <to>4</to>"
 MOVES = {name: text.replace("3 or 4?", THOUGHT).replace("It is 3.", ANSWER) for name, text in SAID.items()}
+
+
+def test_a_stop_text_is_looked_for_in_what_is_told_and_not_in_the_marks(tmp_path: Path) -> None:
+    tokenization = Tokenization(model_with("channels", tmp_path))
+    opening = Opening((ChatMessage("user", "go"),))
+    ids = tokenization.encode_after("", HARMONY)
+    for stop, ends in (("final", False), ("It is", True)):
+        language = Language(
+            tokenization=tokenization, bridges=Bridges(tokenization), rules=Rules(stop=(stop,)), opening=opening,
+            opening_ids=(), stop_ids=frozenset(), now=datetime.now(),
+        )  # fmt: skip
+        end = language.end_of()
+        assert end is not None
+        assert (end(ids) is not None) == ends
 
 
 @pytest.mark.parametrize("history", ["append", "split"])

@@ -28,7 +28,7 @@ async def test_win_and_tie_rates_are_means_over_tasks() -> None:
     assert found.tie_rate == pytest.approx(1 / 3)
     assert found.low < found.win_rate < found.high
     assert found.tie_low < found.tie_rate < found.tie_high
-    assert [version.startswith("2+m+") for version in found.versions] == [True]
+    assert [version.startswith("3+m+") for version in found.versions] == [True]
     assert len(api.bodies) == 8, "both orders of each pair"
 
 
