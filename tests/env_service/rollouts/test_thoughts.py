@@ -9,6 +9,7 @@ from env_service.environments.bridges import Bridges
 from env_service.environments.interface import Action, ChatMessage, Opening, Step, Task, Verification
 from env_service.environments.rules import History, Rules
 from env_service.environments.tokenization import Tokenization
+from env_service.rollouts import summaries
 from env_service.rollouts.speech import Language
 from tests.env_service.agents.served import Saying
 from tests.env_service.bench import benches
@@ -67,3 +68,25 @@ async def test_a_thought_is_told_in_tags_holds_no_action_and_is_not_shown_again(
     assert not any("<think>" in prompt for prompt in policy.prompts), "its template has other marks"
     assert ANSWER in policy.prompts[1]
     assert (THOUGHT in policy.prompts[1]) == (history == "append")
+
+
+async def test_a_summary_is_what_was_said_without_its_thought(tmp_path: Path) -> None:
+    model = model_with("chatml", tmp_path)
+    asks = f"{summaries.REQUEST.content}<|im_end|>\n<|im_start|>assistant"
+    policy = Saying(model, lambda prompt: "<think>hm</think>THE SUM" if prompt.rstrip().endswith(asks) else "go on")
+
+    class Telling:
+        def reset(self, task: Task, seed: int) -> Opening:
+            return Opening((ChatMessage("user", "go"),))
+
+        def step(self, action: Action) -> Step:
+            return Step(stop="over") if action.last else Step((ChatMessage("user", "a long tale " * 4),))
+
+    rules = Rules(history="summarize", context_tokens=160, max_turns=6)
+    async with benches(model) as bench:
+        made = await bench(policy, extra=[offered(rules, start=Telling)])
+        await made.finished(lease(environment="counting", group_size=1))
+
+    after = [prompt for prompt in policy.prompts if "THE SUM" in prompt]
+    assert after
+    assert not any("hm" in prompt for prompt in after)
