@@ -75,7 +75,7 @@ async def test_a_summary_is_what_was_said_without_its_thought(tmp_path: Path) ->
     asks = f"{summaries.REQUEST.content}<|im_end|>\n<|im_start|>assistant"
     policy = Saying(model, lambda prompt: "<think>hm</think>THE SUM" if prompt.rstrip().endswith(asks) else "go on")
 
-    class Telling:
+    class TaleTelling:
         def reset(self, task: Task, seed: int) -> Opening:
             return Opening((ChatMessage("user", "go"),))
 
@@ -84,7 +84,7 @@ async def test_a_summary_is_what_was_said_without_its_thought(tmp_path: Path) ->
 
     rules = Rules(history="summarize", context_tokens=160, max_turns=6)
     async with benches(model) as bench:
-        made = await bench(policy, extra=[offered(rules, start=Telling)])
+        made = await bench(policy, extra=[offered(rules, start=TaleTelling)])
         await made.finished(lease(environment="counting", group_size=1))
 
     after = [prompt for prompt in policy.prompts if "THE SUM" in prompt]
