@@ -1,6 +1,6 @@
 """Tasks by what they teach, in whole runs: addition of mixed widths, of which two thirds are beyond the policy.
 
-    .venv/bin/python -m benchmarks.task_draws_runs [--seeds 5] [--steps 200] [--report]
+    .venv/bin/python -m benchmarks.task_draws_runs [--seeds 5] [--steps 200] [--resume] [--report]
 
 A thousand training tasks: a third are sums of two digits, of which `models/addition` solves some four in ten, and the
 others sums of three digits, which it was never shown and does not solve. Tasks come by `[learner.rollouts.tasks] by =
@@ -61,12 +61,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="runs of each side; default: %(default)s")
     parser.add_argument("--steps", type=int, default=200, help="of a run; default: %(default)s")
+    parser.add_argument("--resume", action="store_true", help="without the runs that the results have")
     parser.add_argument("--report", action="store_true", help="only rewrite the table")
     given = parser.parse_args()
     store = RESULTS / "task_draws_runs.json"
     runs = {(run.by, run.seed): run for run in _read(store)}
     for seed in range(0 if given.report else given.seeds):
         for by in SIDES:
+            if given.resume and (by, seed) in runs:
+                continue
             runs[by, seed] = _run(by, seed, steps=given.steps)
             store.write_text(json.dumps([asdict(run) for run in runs.values()], indent=1) + "\n", encoding="utf-8")
     text = table([runs[key] for key in sorted(runs)])
