@@ -13,25 +13,20 @@ import json
 import shlex
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from benchmarks.machine import described_machine
+from benchmarks.plain_sampler import MODEL, LagQueue, PlainSampler
 from services.process import parent_death_signal
 
-if TYPE_CHECKING:
-    from learner.training.batch import TrainSequence
-    from learner.training.trainer import Trainer
-
-MODEL = Path("models/addition")
 RESULT = Path(__file__).with_name("results") / "lag_cost.md"
-COMPLETIONS, GROUP_SIZE, MAX_TOKENS = 256, 4, 5
+COMPLETIONS, GROUP_SIZE = 256, 4
 UPDATES, EPOCHS = 2, 2
 WINDOW = 20
 GOAL = 0.9
@@ -71,83 +66,6 @@ VARIANTS = {
 }
 
 
-class PlainSampler:
-    """Completions of addition tasks by a copy of the trainer's weights, with their rewards; float32, temperature 1."""
-
-    def __init__(self, *, seed: int) -> None:
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        from env_service.environments.jsonl import Addition
-
-        torch.manual_seed(seed)
-        self._tasks = Addition()
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(MODEL)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(MODEL).eval()
-        self._order = self._indices(np.random.default_rng(seed))
-
-    def _indices(self, draw: np.random.Generator) -> Iterator[int]:
-        while True:
-            yield from draw.permutation(self._tasks.train_tasks).tolist()
-
-    def load(self, trainer: "Trainer") -> None:
-        """The trainer's weights as of now."""
-        import torch
-
-        own = dict(self._model.named_parameters())
-        with torch.no_grad():
-            for tensor in trainer.host_copy().tensors:
-                own[tensor.name].copy_(tensor.value)
-
-    def batch(self, *, group_size: int) -> "list[TrainSequence]":
-        """A step's: the next tasks of the training set, several completions of each."""
-        return self._sampled("train", [next(self._order) for _ in range(COMPLETIONS // group_size)], group_size)
-
-    def accuracy(self) -> float:
-        """On all held-out tasks, a completion each."""
-        held_out = self._sampled("evaluate", list(range(self._tasks.evaluation_tasks)), 1)
-        return float(np.mean([sequence.reward for sequence in held_out]))
-
-    def _sampled(self, purpose: Any, indices: Sequence[int], size: int) -> "list[TrainSequence]":
-        from learner.training.batch import TrainSequence
-
-        tasks = [self._tasks.task(purpose, index) for index in indices for _ in range(size)]
-        prompts = [self._tokenizer(str(each.prompt), add_special_tokens=False)["input_ids"] for each in tasks]
-        tokens, logprobs, lengths = self._completed(prompts)
-        first = len(prompts[0])
-        made = []
-        for row, (task, length) in enumerate(zip(tasks, lengths.tolist(), strict=True)):
-            own = tokens[row, first : first + length]
-            text = self._tokenizer.decode(own, skip_special_tokens=True)
-            mask = np.arange(first + length) >= first
-            made.append(
-                TrainSequence(
-                    token_ids=tokens[row, : first + length],
-                    loss_mask=mask,
-                    behavior_logprobs=np.concatenate([np.zeros(first, np.float32), logprobs[row, :length]]),
-                    lags=np.zeros(len(mask), dtype=np.int32),
-                    reward=float(text == task.verification.arguments["answer"]) if task.verification else 0.0,
-                    group=row // size,
-                )
-            )
-        return made
-
-    def _completed(self, prompts: Sequence[Sequence[int]]) -> tuple[Any, Any, Any]:
-        """Tokens int32 [B, P + T], logprobs float32 [B, T], and lengths of completions [B], EOS counted."""
-        import torch
-
-        tokens, columns = torch.tensor(prompts), []
-        with torch.no_grad():
-            for _ in range(MAX_TOKENS):
-                spread = torch.log_softmax(self._model(tokens).logits[:, -1].float(), dim=-1)
-                chosen = torch.multinomial(spread.exp(), 1)
-                columns.append(spread.gather(1, chosen))
-                tokens = torch.cat([tokens, chosen], dim=1)
-        ended = (tokens[:, -MAX_TOKENS:] == self._tokenizer.eos_token_id).int()
-        lengths = torch.where(ended.any(dim=1), ended.argmax(dim=1) + 1, MAX_TOKENS)
-        return tokens.int().numpy(), torch.cat(columns, dim=1).numpy(), lengths.numpy()
-
-
 def run(variant: LagVariant, *, steps: int, seed: int) -> dict[str, object]:
     """Mean rewards of windows of steps, when one of them first was at GOAL, and held-out accuracy at the end."""
     import torch
@@ -174,12 +92,11 @@ def run(variant: LagVariant, *, steps: int, seed: int) -> dict[str, object]:
         ranks=ranks,
         commands=open_process_group(ranks, timeout_s=60),
     )
-    sampler, waiting, rewards = PlainSampler(seed=seed), deque[Any](), []
+    sampler, queue, rewards = PlainSampler(seed=seed), LagQueue(variant.lag), []
     for step in range(steps):
         sampler.load(trainer)
-        waiting.append(sampler.batch(group_size=variant.group_size))
-        if len(waiting) > variant.lag:
-            batch = waiting.popleft()
+        sampled = sampler.batch(groups=COMPLETIONS // variant.group_size, group_size=variant.group_size)
+        if batch := queue.put(sampled):
             rewards.append(np.mean([sequence.reward for sequence in batch]))
             trainer.train_step(batch, version=step)
     sampler.load(trainer)

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.lag_cost import EPOCHS, GROUP_SIZE, MODEL, UPDATES, PlainSampler
+from benchmarks.lag_cost import COMPLETIONS, EPOCHS, GROUP_SIZE, UPDATES
 from benchmarks.machine import described_machine
+from benchmarks.plain_sampler import MODEL, PlainSampler, aged
 from benchmarks.result_files import print_and_write
 from learner.lag_measurements import ComparedGroups
 from learner.training.lag_gradients import WINDOW, Moments, bucket_of, label_of, largest_lag, moments_of, reading_of
@@ -50,17 +51,13 @@ def measure(trainer: "Trainer", waiting: "Sequence[Sequence[TrainSequence]]", *,
         lags = max(1, largest_lag(bucket_of(lag)) // 2)
         for group in range(min(groups // lags, len(batch) // GROUP_SIZE)):
             members = batch[group * GROUP_SIZE : (group + 1) * GROUP_SIZE]
-            chosen += [_aged(each, lag=lag, group=len(buckets)) for each in members]
+            chosen += [replace(each, group=len(buckets)) for each in aged(members, lag=lag)]
             owners += [len(buckets)] * len(members)
             buckets.append(bucket_of(lag))
     compared = ComparedGroups(groups=(), buckets=tuple(buckets))
     units, parts = compared.units, compared.unit_buckets
     sketches = trainer.sketches(chosen, units=[units[owner] for owner in owners], parts=parts)
     return moments_of(sketches, parts, sizes=compared.sizes)
-
-
-def _aged(sequence: "TrainSequence", *, lag: int, group: int) -> "TrainSequence":
-    return replace(sequence, lags=np.where(sequence.loss_mask, lag, 0).astype(np.int32), group=group)
 
 
 def run(loss: str, *, steps: int, every: int, groups: int, lag: int, seed: int) -> dict[str, Any]:
@@ -86,7 +83,7 @@ def run(loss: str, *, steps: int, every: int, groups: int, lag: int, seed: int) 
     rewards, told, step_s, pass_s = list[float](), [], list[float](), list[float]()
     for step in range(steps):
         sampler.load(trainer)
-        waiting.append(sampler.batch(group_size=GROUP_SIZE))
+        waiting.append(sampler.batch(groups=COMPLETIONS // GROUP_SIZE, group_size=GROUP_SIZE))
         rewards.append(float(np.mean([each.reward for each in waiting[-1]])))
         if len(waiting) <= lag:
             continue
@@ -96,7 +93,7 @@ def run(loss: str, *, steps: int, every: int, groups: int, lag: int, seed: int) 
             pass_s.append(time.process_time() - began)
             told.append(_told(history, step=step, reward=float(np.mean(rewards[-_LAST:]))))
         began = time.process_time()
-        trainer.train_step([_aged(each, lag=lag, group=each.group) for each in waiting.popleft()], version=step)
+        trainer.train_step(aged(waiting.popleft(), lag=lag), version=step)
         step_s.append(time.process_time() - began)
     sampler.load(trainer)
     return {"told": told, "step_s": float(np.median(step_s)), "pass_s": float(np.median(pass_s)),

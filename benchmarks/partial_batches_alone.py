@@ -14,16 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.lag_cost import COMPLETIONS, MODEL, PlainSampler
 from benchmarks.machine import described_machine
+from benchmarks.plain_sampler import MODEL, PlainSampler
 
 if TYPE_CHECKING:
     from learner.training.batch import TrainSequence
     from learner.training.trainer import Trainer
 
 RESULT = Path(__file__).with_name("results") / "partial_batches_alone.md"
-ROW, GROUP_SIZE = 256, 8
-GROUPS = COMPLETIONS // GROUP_SIZE
+ROW, GROUPS, GROUP_SIZE = 256, 32, 8
 WARM_ROUNDS = 3
 
 
@@ -34,12 +33,12 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     trainer, sampler = _trainer(), PlainSampler(seed=0)
-    batch = sampler.batch(group_size=GROUP_SIZE)
+    batch = sampler.batch(groups=GROUPS, group_size=GROUP_SIZE)
     whole = [_step(trainer, batch, every_s=0.0, early=False) for _ in range(WARM_ROUNDS + 5)]
     compute_s = statistics.median(whole[WARM_ROUNDS:])
     pairs = []
     for number in range(arguments.rounds):
-        batch = sampler.batch(group_size=GROUP_SIZE)
+        batch = sampler.batch(groups=GROUPS, group_size=GROUP_SIZE)
         ways = (False, True) if number % 2 == 0 else (True, False)
         took = {early: _step(trainer, batch, every_s=compute_s / GROUPS, early=early) for early in ways}
         pairs.append((took[False], took[True]))

@@ -115,7 +115,8 @@ async def changes_of_a_training(rate: float, *, versions: int, updates: int, fol
     """Trains so many steps at a learning rate, and publishes each; all are compared bit by bit."""
     import torch
 
-    from benchmarks.lag_cost import DEMO, GROUP_SIZE, MODEL, PlainSampler
+    from benchmarks.lag_cost import COMPLETIONS, DEMO, GROUP_SIZE
+    from benchmarks.plain_sampler import MODEL, PlainSampler
     from learner.algorithms.presets.grpo import GrpoConfig
     from learner.training.config import OptimizerConfig, TrainingConfig
     from learner.training.ranks import Ranks, open_process_group
@@ -144,7 +145,7 @@ async def changes_of_a_training(rate: float, *, versions: int, updates: int, fol
         snapshot = Snapshot(version=step, buckets=copy.buckets, probe=Probe(texts=(), logprobs=()))
         reports.append(await followed.publish(await packer.pack(snapshot)))
         sampler.load(trainer)
-        trainer.train_step(sampler.batch(group_size=GROUP_SIZE), version=step)
+        trainer.train_step(sampler.batch(groups=COMPLETIONS // GROUP_SIZE, group_size=GROUP_SIZE), version=step)
     return reports
 
 
