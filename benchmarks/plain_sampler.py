@@ -65,7 +65,9 @@ class PlainSampler:
             if with_greedy:
                 greedy = [each.reward for each in self._sampled(self._train, indices, 1, greedy=True)]
                 sampled = [replace(each, greedy_reward=greedy[each.group]) for each in sampled]
-            made += _with_spread(sampled, group_size) if with_spread else sampled
+            if not with_spread:
+                return sampled
+            made += _with_spread(sampled, group_size)
         return [replace(each, group=row // group_size) for row, each in enumerate(made[: groups * group_size])]
 
     def accuracy(self) -> float:
@@ -106,7 +108,8 @@ class PlainSampler:
         """
         import torch
 
-        columns, logprobs = [], []
+        columns: list[Tensor] = []
+        logprobs: list[Tensor] = []
         with torch.no_grad():
             seen = self._model(torch.from_numpy(prompts).long(), use_cache=True, logits_to_keep=1)
             cache, logits = seen.past_key_values, seen.logits.repeat_interleave(size, dim=0)
