@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MODEL = Path("models/addition")
 MAX_TOKENS = 5
+_MOST_ROUNDS = 12
 
 
 class PlainSampler:
@@ -55,11 +56,11 @@ class PlainSampler:
     ) -> "list[TrainSequence]":
         """A step's: the next tasks of the training set, several completions of each.
 
-        `with_spread`: groups of equal rewards are left out, and others are sampled in their place. `with_greedy`: each
-        has the reward of the greedy answer to its task.
+        `with_spread`: groups of equal rewards are left out, and others are sampled in their place; raises RuntimeError
+        if hardly any has spread. `with_greedy`: each has the reward of the greedy answer to its task.
         """
         made: list[TrainSequence] = []
-        while len(made) < groups * group_size:
+        for _ in range(_MOST_ROUNDS):
             indices = list(islice(self._order, groups))
             sampled = self._sampled(self._train, indices, group_size)
             if with_greedy:
@@ -68,7 +69,12 @@ class PlainSampler:
             if not with_spread:
                 return sampled
             made += _with_spread(sampled, group_size)
-        return [replace(each, group=row // group_size) for row, each in enumerate(made[: groups * group_size])]
+            if len(made) >= groups * group_size:
+                return [replace(each, group=row // group_size) for row, each in enumerate(made[: groups * group_size])]
+        raise RuntimeError(
+            f"of {_MOST_ROUNDS * groups} groups {len(made) // group_size} have rewards that differ: the policy solves "
+            "nothing any more, or everything"
+        )
 
     def accuracy(self) -> float:
         """On all held-out tasks, a completion each."""
