@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict
 
 from benchmarks.algorithm_runs import LEARNING_RATE, PRESETS, STALENESS, AlgorithmRun
 from benchmarks.machine import described_machine, machines_of
+from services.process import parent_death_signal
 
 if TYPE_CHECKING:
     from learner.algorithms.preset import Preset
@@ -189,9 +190,10 @@ def selected(batch: "Sequence[TrainSequence]", preset: "Preset") -> "list[TrainS
     ]
 
 
-def _one_thread() -> None:
+def _begin_worker() -> None:
     import torch
 
+    parent_death_signal()
     torch.set_num_threads(1)
 
 
@@ -310,7 +312,7 @@ def main() -> None:
         print("\n".join(f"{run.variant}, lag {run.max_lag}, seed {run.seed}" for run in left))
         return
     spawn = multiprocessing.get_context("spawn")  # a process group and its threads do not survive a fork
-    with ProcessPoolExecutor(given.at_once, mp_context=spawn, initializer=_one_thread) as pool:
+    with ProcessPoolExecutor(given.at_once, mp_context=spawn, initializer=_begin_worker) as pool:
         for number, done in enumerate(as_completed([pool.submit(measured, run) for run in left]), start=1):
             row = done.result()
             with given.results.open("a", encoding="utf-8") as file:
