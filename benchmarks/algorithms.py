@@ -5,8 +5,9 @@
 One generator, reward-service and env-service stay up for all runs; each run is a learner of its own that starts from
 the same model. Without --staleness: every preset at max_lag 4; grpo, dapo, rloo and ppo at max_lag 0 and with two more
 seeds as well. With it: four updates a step at max_lag 8, with the default correction and without one, and synchronous
-training, five seeds each; then every other correction and the losses that bring their own, three seeds each. NAME is
-that of a run, or of all runs of an algorithm or variant; --list shows them.
+training, five seeds each; then every other correction and the losses that bring their own. NAME is that of a run, or of
+all runs of an algorithm or variant; --list shows them. Each of these at an exact lag, with more seeds:
+`benchmarks.exact_lag`.
 
 Each run appends one line to benchmarks/results/algorithms.jsonl, a failed one too, and algorithms.md beside it is made
 of the newest line of each run. --resume leaves out runs that have a line with the same steps and settings. opd learns

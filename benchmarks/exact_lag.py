@@ -39,6 +39,11 @@ STEPS, SEEDS = 150, 3
 WINDOW = 20
 """Steps whose rewards are averaged: of the best such window and of the last one."""
 KEPT_WITHIN = 0.02
+_OTHER_CORRECTIONS: Mapping[str, Mapping[str, object]] = {
+    "second moment": {"algo.second-moment-limit": 0.04},
+    "binary KL": {"algo.binary-kl-limit": 0.1},
+}
+"""Beside those of `benchmarks.algorithms`."""
 _NOT_COMPARED = ("gigpo", "hgpo", "grpo again", "opd")
 
 
@@ -92,6 +97,8 @@ def planned(*, seeds: int = SEEDS, steps: int = STEPS) -> list[AlgorithmRun]:
     alike = ("corrected", "synchronous")  # grpo itself, at two of the settings
     names = {run.variant for run in STALENESS if run.algo == "grpo"} - set(alike)
     corrections = {run.variant: run for run in STALENESS if run.variant in names}
+    default = next(run for run in STALENESS if run.variant == "corrected")
+    corrections |= {name: replace(default, variant=name, extra=extra) for name, extra in _OTHER_CORRECTIONS.items()}
     return [
         replace(run, seed=seed, steps=steps, max_lag=setting.lag, updates_per_step=setting.updates)
         for seed in range(seeds)

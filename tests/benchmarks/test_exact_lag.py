@@ -1,7 +1,7 @@
 """The benchmark of exact lags: runs that the learner would take, a sampler that tells the truth, and its tables."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -48,6 +48,15 @@ class LuckySampler(PlainSampler):
         lucky = [each.group % 2 == 0 if size == 1 else each.group % 3 > 0 and row % size == 0
                  for row, each in enumerate(made)]  # fmt: skip
         return [replace(each, reward=float(right)) for each, right in zip(made, lucky, strict=True)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Products as small as these only wait for a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
