@@ -44,6 +44,19 @@ _OTHER_CORRECTIONS: Mapping[str, Mapping[str, object]] = {
     "binary KL": {"algo.binary-kl-limit": 0.1},
 }
 """Beside those of `benchmarks.algorithms`."""
+_BOUNDS: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "grpo, at most 1": ("grpo", {"algo.correction-cap": 1.0}),
+    "grpo, at most 5": ("grpo", {"algo.correction-cap": 5.0}),
+    "reinforce, at most 2": ("reinforce", {"algo.ratio-cap": 2.0}),
+    "reinforce, at most 5": ("reinforce", {"algo.ratio-cap": 5.0}),
+    "rloo, at most 2": ("rloo", {"algo.ratio-cap": 2.0}),
+    "rloo, at most 5": ("rloo", {"algo.ratio-cap": 5.0}),
+    "cispo, at most 2": ("cispo", {"algo.ratio-high": 1.0}),
+    "cispo, at most 5": ("cispo", {"algo.ratio-high": 4.0}),
+}
+"""Upper bounds of the ratio to the behavior policy, beside the algorithms' own: 2 of grpo, 1 of reinforce and rloo, 1.28
+of cispo.
+"""
 _NOT_COMPARED = ("gigpo", "hgpo", "grpo again", "opd")
 
 
@@ -99,10 +112,12 @@ def planned(*, seeds: int = SEEDS, steps: int = STEPS) -> list[AlgorithmRun]:
     corrections = {run.variant: run for run in STALENESS if run.variant in names}
     default = next(run for run in STALENESS if run.variant == "corrected")
     corrections |= {name: replace(default, variant=name, extra=extra) for name, extra in _OTHER_CORRECTIONS.items()}
+    bounds = [replace(default, variant=name, algo=algo, extra=extra) for name, (algo, extra) in _BOUNDS.items()]
+    kinds = (([*presets.values(), rae], SETTINGS), (bounds, (OLD, STALE)), (corrections.values(), (STALE,)))
     return [
         replace(run, seed=seed, steps=steps, max_lag=setting.lag, updates_per_step=setting.updates)
         for seed in range(seeds)
-        for runs, settings in (([*presets.values(), rae], SETTINGS), (corrections.values(), (STALE,)))
+        for runs, settings in kinds
         for run in runs
         for setting in settings
     ]
@@ -215,7 +230,8 @@ def report(rows: Mapping[Any, Row], runs: Sequence[AlgorithmRun]) -> str:
     there = [rows[key_of(run)] for run in runs if key_of(run) in rows]
     missing = len(runs) - len(there)
     presets = list(dict.fromkeys(row.variant for row in there if row.lag == FRESH.lag))
-    of_grpo = list(dict.fromkeys(row.variant for row in there if row.variant not in presets))
+    bounded = [name for name in _BOUNDS if any(row.variant == name for row in there)]
+    of_grpo = list(dict.fromkeys(row.variant for row in there if row.variant not in (*presets, *bounded)))
     fresh = _mean([row for row in there if _is(row, "grpo", FRESH)])
     lines = [
         "# Algorithms and corrections on tokens of an exact age",
@@ -231,6 +247,14 @@ def report(rows: Mapping[Any, Row], runs: Sequence[AlgorithmRun]) -> str:
         f"| algorithm | {' | '.join(each.told for each in SETTINGS)} | lag 4 loses | lag 8 loses | set |",
         "|---|---|---|---|---|---|---|",
         *(_preset_line(name, there) for name in presets),
+        "",
+        "## Upper bounds of the ratio to the behavior policy",
+        "",
+        "Beside the algorithms' own, which are in the table above. Fresh tokens have a ratio of 1, which no bound cuts.",
+        "",
+        f"| bound | {OLD.told} | {STALE.told} | lag 4 loses | lag 8 loses | set |",
+        "|---|---|---|---|---|---|",
+        *(_bound_line(name, there) for name in bounded),
         "",
         "## Corrections of grpo, where tokens are stale",
         "",
@@ -260,6 +284,15 @@ def _preset_line(name: str, there: Sequence[Row]) -> str:
         means.append(_mean(some))
     settings = next(row.settings for row in there if row.variant == name)
     return f"| {name} | {' | '.join(cells)} | {_less(means[1], means[0])} | {_less(means[2], means[0])} | {settings} |"
+
+
+def _bound_line(name: str, there: Sequence[Row]) -> str:
+    algo, _ = _BOUNDS[name]
+    fresh = _mean([row for row in there if _is(row, algo, FRESH)])
+    rows = [[row for row in there if _is(row, name, setting)] for setting in (OLD, STALE)]
+    losses = " | ".join(_less(_mean(some), fresh) for some in rows)
+    settings = next(row.settings for some in rows for row in some)
+    return f"| {name} | {' | '.join(map(_accuracy, rows))} | {losses} | {settings} |"
 
 
 def _correction_line(name: str, rows: Sequence[Row], fresh: float | None) -> str:
