@@ -54,8 +54,8 @@ _BOUNDS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "cispo, at most 2": ("cispo", {"algo.ratio-high": 1.0}),
     "cispo, at most 5": ("cispo", {"algo.ratio-high": 4.0}),
 }
-"""Upper bounds of the ratio to the behavior policy, beside the algorithms' own: 2 of grpo, 1 of reinforce and rloo, 1.28
-of cispo.
+"""Upper bounds of the ratio to the behavior policy, beside the algorithms' own: 2 of grpo, 1 of reinforce and rloo,
+1.28 of cispo.
 """
 _NOT_COMPARED = ("gigpo", "hgpo", "grpo again", "opd")
 
@@ -250,7 +250,7 @@ def report(rows: Mapping[Any, Row], runs: Sequence[AlgorithmRun]) -> str:
         "",
         "## Upper bounds of the ratio to the behavior policy",
         "",
-        "Beside the algorithms' own, which are in the table above. Fresh tokens have a ratio of 1, which no bound cuts.",
+        "Beside the algorithms' own, which the table above has. Fresh tokens have a ratio of 1, which no bound cuts.",
         "",
         f"| bound | {OLD.told} | {STALE.told} | lag 4 loses | lag 8 loses | set |",
         "|---|---|---|---|---|---|",
