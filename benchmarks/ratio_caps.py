@@ -1,0 +1,165 @@
+"""The upper bound of the ratio to the behavior policy, where tokens are old: arithmetic and mazes of several turns.
+
+    .venv/bin/python -m benchmarks.ratio_caps [--seeds 3] [--only TASK ...] [--algo rloo ...] [--resume] [--report]
+
+Whole systems from the examples' warm starts, at max_lag 4 with as much in flight as it permits (`lag.pacing = "full"`)
+and no guard. The sides differ in the bound alone, and take turns; the services of a task stay up. The third task is
+addition in `benchmarks.exact_lag`, where tokens are exactly as old as is said. Results go to
+benchmarks/results/ratio_caps.{json,md}, each run as it ends.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.env_learning import warm_up
+from benchmarks.machine import described_machine, machines_of
+from benchmarks.warm_system import Options, warm_system
+from benchmarks.whole_runs import RunFiles, files_of, with_steps
+
+RESULTS = Path(__file__).with_name("results")
+EVALUATION = 400
+MAX_LAG = 4
+STEPS = {"arithmetic": 48, "maze": 42}
+CAPS: Mapping[str, tuple[str, Sequence[float]]] = {
+    "rloo": ("algo.ratio-cap", (1.0, 5.0)),
+    "cispo": ("algo.ratio-high", (0.28, 4.0)),
+}
+"""The setting of each algorithm, and its values; of cispo the bound less 1."""
+_LIMIT_S = 1_800.0
+
+
+@dataclass(frozen=True)
+class CappedRun:
+    """Numbers of a run that has ended; `accuracies` are held out, by step, `lag` the mean of trained trajectories."""
+
+    task: str
+    algo: str
+    cap: float
+    seed: int
+    machine: str
+    accuracies: dict[int, float]
+    lag: float
+    seconds: float
+
+    @property
+    def key(self) -> tuple[str, str, float, int]:
+        """Equal for a run and its repetition."""
+        return self.task, self.algo, self.cap, self.seed
+
+    @property
+    def after(self) -> float:
+        """Accuracy at the end."""
+        return self.accuracies[max(self.accuracies)]
+
+    @property
+    def over_the_run(self) -> float:
+        """Mean accuracy of all evaluations but that of the start."""
+        return statistics.fmean(share for step, share in self.accuracies.items() if step)
+
+
+def main() -> None:
+    """Makes the runs, and rewrites the results after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each side; default: %(default)s")
+    parser.add_argument("--only", nargs="+", choices=list(STEPS), default=list(STEPS), help="these tasks alone")
+    parser.add_argument("--algo", nargs="+", choices=list(CAPS), default=list(CAPS), help="these algorithms alone")
+    parser.add_argument("--resume", action="store_true", help="without the runs that the results have")
+    parser.add_argument("--report", action="store_true", help="only rewrite the tables")
+    given = parser.parse_args()
+    store = RESULTS / "ratio_caps.json"
+    known = json.loads(store.read_text(encoding="utf-8")) if store.exists() else []
+    runs = {run.key: run for run in (CappedRun(**with_steps(each, "accuracies")) for each in known)}
+    for task in () if given.report else given.only:
+        warm_up(task)
+        config = Path("examples", task, "run.toml")
+        left = [
+            (algo, cap, seed)
+            for seed in range(given.seeds)
+            for algo in given.algo
+            for cap in CAPS[algo][1]
+            if not (given.resume and (task, algo, cap, seed) in runs)
+        ]
+        with tempfile.TemporaryDirectory() as place, warm_system(config, folder=Path(place), options={}) as system:
+            for algo, cap, seed in left:
+                options = options_of(task, algo=algo, cap=cap, seed=seed)
+                ended = system.learn(f"{algo}-{cap:g}-{seed}", options=options, limit_s=_LIMIT_S)
+                run = _run_of(task, algo, cap, seed, files_of(ended.folder))
+                runs[run.key] = run
+                store.write_text(json.dumps([asdict(each) for each in runs.values()], indent=1) + "\n")
+                print(f"{task}, {algo} {cap:g}, seed {seed}: {run.accuracies[0]:.3f} to {run.after:.3f}", flush=True)
+    (RESULTS / "ratio_caps.md").write_text(table(list(runs.values())), encoding="utf-8")
+
+
+def options_of(task: str, *, algo: str, cap: float, seed: int) -> Options:
+    """The learner's options of a side."""
+    steps = STEPS[task]
+    return {
+        "algo": algo,
+        CAPS[algo][0]: cap,
+        "steps": steps,
+        "seed": seed,
+        "rollouts.seed": seed,
+        "max-lag": MAX_LAG,
+        "lag.pacing": "full",
+        "guard.enabled": "false",
+        "evaluation.tasks": EVALUATION,
+        "evaluation.every-steps": steps // 6,
+        "evaluation.final-tasks": EVALUATION,
+    }
+
+
+def _run_of(task: str, algo: str, cap: float, seed: int, found: RunFiles) -> CappedRun:
+    lags = {int(lag): count for lag, count in found.summary["lag_histogram"].items()}
+    return CappedRun(
+        task=task,
+        algo=algo,
+        cap=cap,
+        seed=seed,
+        machine=described_machine(),
+        accuracies=found.accuracies,
+        lag=sum(lag * count for lag, count in lags.items()) / sum(lags.values()),
+        seconds=found.of_kind("step")[-1]["time_s"],
+    )
+
+
+def table(runs: Sequence[CappedRun]) -> str:
+    """The results as Markdown."""
+    lines = [
+        "# How far a ratio to the behavior policy may weigh",
+        "",
+        "`python -m benchmarks.ratio_caps`, which says what is compared. Accuracy of "
+        f"{EVALUATION} held-out tasks, sampled at",
+        "temperature 1: the mean over the run's six evaluations, and the last of them; each the mean of the seeds, "
+        "lowest and highest.",
+        "",
+        "| task | algorithm | bound | over the run | at the end | mean lag | seeds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for task in STEPS:
+        for algo, (_, caps) in CAPS.items():
+            for cap in caps:
+                some = [run for run in runs if run.key[:3] == (task, algo, cap)]
+                if some:
+                    lines.append(_row(some))
+    return "\n".join([*lines, "", *machines_of(run.machine for run in runs), ""])
+
+
+def _row(runs: Sequence[CappedRun]) -> str:
+    first = runs[0]
+    bound = first.cap + 1 if first.algo == "cispo" else first.cap
+    over, after = ([getattr(run, name) for run in runs] for name in ("over_the_run", "after"))
+    lag = statistics.fmean(run.lag for run in runs)
+    return f"| {first.task} | {first.algo} | {bound:g} | {_spread(over)} | {_spread(after)} | {lag:.1f} | {len(runs)} |"
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"**{statistics.fmean(values):.3f}** ({min(values):.3f} to {max(values):.3f})"
+
+
+if __name__ == "__main__":
+    main()
