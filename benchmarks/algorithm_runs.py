@@ -8,7 +8,7 @@ STEPS = 300
 LEARNING_RATE = 5e-4
 WARMUP_UPDATES = 5
 HELD_OUT_TASKS = 2000
-_CRITIC = {"training.critic.optimizer.learning-rate": 1e-3, "training.critic.warmup-steps": 10}
+CRITIC = {"training.critic.optimizer.learning-rate": 1e-3, "training.critic.warmup-steps": 10}
 _COMPARED = ("grpo", "dapo", "rloo", "ppo")
 _UNGUARDED = {"guard.enabled": "false"}
 _CORRECTIONS: Mapping[str, Mapping[str, object]] = {
@@ -118,8 +118,8 @@ _ONE_EACH = (
     _preset("rloo", variant="rloo_kl", extra={"algo.kl-coefficient": 0.01}),
     _preset("rloo", variant="rloo_clip", extra={"algo.policy-loss": "sequence_clip"}),
     _preset("reinforce_pp"),
-    _preset("ppo", steps=260, extra=_CRITIC),
-    _preset("ppo", variant="ppo_head", steps=260, extra={**_CRITIC, "training.critic.kind": "head"}),
+    _preset("ppo", steps=260, extra=CRITIC),
+    _preset("ppo", variant="ppo_head", steps=260, extra={**CRITIC, "training.critic.kind": "head"}),
     _preset("max_rl"),
     _preset("gigpo"),
     _preset("grpo", variant="grpo again"),  # from the start that the next ones have

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.algorithm_runs import LEARNING_RATE, PRESETS, STALENESS, AlgorithmRun
+from benchmarks.algorithm_runs import CRITIC, LEARNING_RATE, PRESETS, STALENESS, AlgorithmRun
 from benchmarks.machine import described_machine, machines_of
 from services.process import parent_death_signal
 
@@ -51,8 +51,14 @@ _BOUNDS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "reinforce, at most 5": ("reinforce", {"algo.ratio-cap": 5.0}),
     "rloo, at most 2": ("rloo", {"algo.ratio-cap": 2.0}),
     "rloo, at most 5": ("rloo", {"algo.ratio-cap": 5.0}),
+    "rloo, at most 10": ("rloo", {"algo.ratio-cap": 10.0}),
     "cispo, at most 2": ("cispo", {"algo.ratio-high": 1.0}),
     "cispo, at most 5": ("cispo", {"algo.ratio-high": 4.0}),
+    "opo, at most 5": ("opo", {"algo.ratio-cap": 5.0}),
+    "remax, at most 5": ("remax", {"algo.ratio-cap": 5.0}),
+    "rae, at most 5": ("rae", {"algo.ratio-cap": 5.0}),
+    "reinforce_pp, at most 5": ("reinforce_pp", {"algo.correction-cap": 5.0}),
+    "ppo, at most 5": ("ppo", {"algo.correction-cap": 5.0, **CRITIC}),
 }
 """Upper bounds of the ratio to the behavior policy, beside the algorithms' own: 2 of grpo, 1 of reinforce and rloo,
 1.28 of cispo.
@@ -282,7 +288,7 @@ def _preset_line(name: str, there: Sequence[Row]) -> str:
         some = [row for row in there if _is(row, name, setting)]
         cells.append(_accuracy(some))
         means.append(_mean(some))
-    settings = next(row.settings for row in there if row.variant == name)
+    settings = _set(next(row for row in there if row.variant == name))
     return f"| {name} | {' | '.join(cells)} | {_less(means[1], means[0])} | {_less(means[2], means[0])} | {settings} |"
 
 
@@ -291,7 +297,7 @@ def _bound_line(name: str, there: Sequence[Row]) -> str:
     fresh = _mean([row for row in there if _is(row, algo, FRESH)])
     rows = [[row for row in there if _is(row, name, setting)] for setting in (OLD, STALE)]
     losses = " | ".join(_less(_mean(some), fresh) for some in rows)
-    settings = next(row.settings for some in rows for row in some)
+    settings = _set(next(row for some in rows for row in some))
     return f"| {name} | {' | '.join(map(_accuracy, rows))} | {losses} | {settings} |"
 
 
@@ -303,6 +309,11 @@ def _correction_line(name: str, rows: Sequence[Row], fresh: float | None) -> str
     return (
         f"| {name} | {_accuracy(rows)} | {_less(_mean(rows), fresh)} | {share} | {fell} of {len(rows)} | {settings} |"
     )
+
+
+def _set(row: Row) -> str:
+    """The settings of a row that are not those of all."""
+    return row.settings.removeprefix(f"learning rate {LEARNING_RATE:g}").removeprefix(", ")
 
 
 def _fell(row: Row) -> bool:
