@@ -90,10 +90,8 @@ def main() -> None:
             for cap in CAPS[algo][1]
             if not (given.resume and (task, algo, cap, seed) in runs)
         ]
-        with (
-            tempfile.TemporaryDirectory() as place,
-            warm_system(config, folder=Path(place), options=STALE_SERVICES) as system,
-        ):
+        with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+            system = stack.enter_context(warm_system(config, folder=Path(place), options=STALE_SERVICES))
             for algo, cap, seed in left:
                 options = options_of(task, algo=algo, cap=cap, seed=seed)
                 ended = system.learn(f"{algo}-{cap:g}-{seed}", options=options, limit_s=_LIMIT_S)
