@@ -82,7 +82,7 @@ class Setting:
 FRESH, OLD, STALE = SETTINGS = (Setting(0, 1), Setting(4, 1), Setting(8, 4))
 
 
-class Row(BaseModel):
+class AgedRun(BaseModel):
     """A run and its outcome. `rewards`: mean rewards of the best WINDOW steps and of the last; `failure`: the error
     that ended it, and then nothing is known of its end.
     """
@@ -130,7 +130,7 @@ def planned(*, seeds: int = SEEDS, steps: int = STEPS) -> list[AlgorithmRun]:
 
 
 def key_of(run: AlgorithmRun) -> tuple[str, int, int, int, int, str]:
-    """That of its row."""
+    """The key of its row."""
     return run.variant, run.max_lag, run.updates_per_step, run.seed, run.steps, _told_settings(run)
 
 
@@ -141,7 +141,7 @@ def _told_settings(run: AlgorithmRun) -> str:
     )
 
 
-def measured(run: AlgorithmRun) -> Row:
+def measured(run: AlgorithmRun) -> AgedRun:
     """Trains it in this process; a failure becomes a row that says so."""
     from benchmarks.plain_sampler import LagQueue, PlainSampler
     from learner.algorithms.preset import Preset
@@ -185,8 +185,8 @@ def measured(run: AlgorithmRun) -> Row:
     )
 
 
-def _row(run: AlgorithmRun, *, before: float) -> Row:
-    return Row(
+def _row(run: AlgorithmRun, *, before: float) -> AgedRun:
+    return AgedRun(
         variant=run.variant,
         lag=run.max_lag,
         updates=run.updates_per_step,
@@ -225,13 +225,13 @@ def _begin_worker() -> None:
     torch.set_num_threads(1)
 
 
-def read_rows(path: Path) -> dict[tuple[str, int, int, int, int, str], Row]:
+def read_rows(path: Path) -> dict[tuple[str, int, int, int, int, str], AgedRun]:
     """The newest row of each run; none if there is no file."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return {row.key: row for row in map(Row.model_validate_json, lines)}
+    return {row.key: row for row in map(AgedRun.model_validate_json, lines)}
 
 
-def report(rows: Mapping[Any, Row], runs: Sequence[AlgorithmRun]) -> str:
+def report(rows: Mapping[Any, AgedRun], runs: Sequence[AlgorithmRun]) -> str:
     """Both tables, of the runs that were planned and are there."""
     there = [rows[key_of(run)] for run in runs if key_of(run) in rows]
     missing = len(runs) - len(there)
@@ -278,11 +278,11 @@ def report(rows: Mapping[Any, Row], runs: Sequence[AlgorithmRun]) -> str:
     return "\n".join(lines)
 
 
-def _is(row: Row, variant: str, setting: Setting) -> bool:
+def _is(row: AgedRun, variant: str, setting: Setting) -> bool:
     return (row.variant, row.lag, row.updates) == (variant, setting.lag, setting.updates)
 
 
-def _preset_line(name: str, there: Sequence[Row]) -> str:
+def _preset_line(name: str, there: Sequence[AgedRun]) -> str:
     cells, means = [], []
     for setting in SETTINGS:
         some = [row for row in there if _is(row, name, setting)]
@@ -292,7 +292,7 @@ def _preset_line(name: str, there: Sequence[Row]) -> str:
     return f"| {name} | {' | '.join(cells)} | {_less(means[1], means[0])} | {_less(means[2], means[0])} | {settings} |"
 
 
-def _bound_line(name: str, there: Sequence[Row]) -> str:
+def _bound_line(name: str, there: Sequence[AgedRun]) -> str:
     algo, _ = _BOUNDS[name]
     fresh = _mean([row for row in there if _is(row, algo, FRESH)])
     rows = [[row for row in there if _is(row, name, setting)] for setting in (OLD, STALE)]
@@ -301,7 +301,7 @@ def _bound_line(name: str, there: Sequence[Row]) -> str:
     return f"| {name} | {' | '.join(map(_accuracy, rows))} | {losses} | {settings} |"
 
 
-def _correction_line(name: str, rows: Sequence[Row], fresh: float | None) -> str:
+def _correction_line(name: str, rows: Sequence[AgedRun], fresh: float | None) -> str:
     shares = [row.effective_sample for row in rows if row.effective_sample is not None]
     fell = sum(_fell(row) for row in rows)
     share = f"{statistics.fmean(shares):.2f}" if shares else ""
@@ -311,21 +311,21 @@ def _correction_line(name: str, rows: Sequence[Row], fresh: float | None) -> str
     )
 
 
-def _set(row: Row) -> str:
+def _set(row: AgedRun) -> str:
     """The settings of a row that are not those of all."""
     return row.settings.removeprefix(f"learning rate {LEARNING_RATE:g}").removeprefix(", ")
 
 
-def _fell(row: Row) -> bool:
+def _fell(row: AgedRun) -> bool:
     return row.rewards is None or row.rewards[1] < row.rewards[0] / 2
 
 
-def _mean(rows: Sequence[Row]) -> float | None:
+def _mean(rows: Sequence[AgedRun]) -> float | None:
     known = [row.after for row in rows if row.after is not None]
     return statistics.fmean(known) if known else None
 
 
-def _accuracy(rows: Sequence[Row]) -> str:
+def _accuracy(rows: Sequence[AgedRun]) -> str:
     known = [row.after for row in rows if row.after is not None]
     failed = f"; {len(rows) - len(known)} failed" if len(known) < len(rows) else ""
     fell = sum(_fell(row) for row in rows)

@@ -44,7 +44,7 @@ class MixedEnvironment:
         return made
 
     async def step(self, action: Action) -> Step:
-        """That of the task's environment."""
+        """Takes the step in the task's environment."""
         step = self._playing.step(action)
         made: Step = await step if isawaitable(step) else step
         return made

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.algorithm_runs import AlgorithmRun
-from benchmarks.exact_lag import CONFIG, FRESH, GROUP_SIZE, STALE, Row, key_of, planned, report, selected
+from benchmarks.exact_lag import CONFIG, FRESH, GROUP_SIZE, STALE, AgedRun, key_of, planned, report, selected
 from benchmarks.plain_sampler import LagQueue, PlainSampler
 from examples.addition.make_model import make_model, make_tokenizer
 from learner.algorithms.presets.online_dpo import OnlineDpoConfig
@@ -137,11 +137,11 @@ def test_the_tables_show_what_is_lost_what_fell_and_what_is_missing() -> None:
     assert "8 of 14 runs are missing" in report(of_grpo, runs)
 
 
-def _row(run: AlgorithmRun) -> Row:
+def _row(run: AlgorithmRun) -> AgedRun:
     variant, lag, updates, seed, steps, settings = key_of(run)
     collapsed = variant == "sapo" and lag == STALE.lag
     stale = variant == "uncorrected"
-    return Row(
+    return AgedRun(
         variant=variant, lag=lag, updates=updates, seed=seed, steps=steps, settings=settings,
         machine="2 cores (x), load 1.0 at the end; commit a", before=0.4,
         after=0.1 if collapsed else 0.79 if stale else 0.8,
