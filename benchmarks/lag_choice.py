@@ -3,8 +3,9 @@
     .venv/bin/python -m benchmarks.lag_choice [--seeds 3] [--only TASK ...] [--resume] [--report]
 
 Each task is learned by grpo with a fixed `max_lag` of 0, 1, 2, 4 and 8, and with a bound of 8 under which
-`lag.adapt = "gradient"` looks for one; sampling runs as far ahead as each permits (`lag.pacing = "full"`). Generator,
-reward-service and env-service stay up for all runs of a task, and the sides take turns. Time is that of training, up to
+`lag.adapt = "gradient"` looks for one; sampling runs as far ahead as each permits (`lag.pacing = "full"`), with room in
+the services for nine steps' groups at once, so that tokens do become that old. Generator, reward-service and
+env-service stay up for all runs of a task, and the sides take turns. Time is that of training, up to
 the first evaluation of the task's target, on two cores that sampler and learner share: there a lag above 1 saves no
 time, and what is looked for is whether the choice costs any. Results go to benchmarks/results/lag_choice.{json,md}.
 """
@@ -14,12 +15,13 @@ import json
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.env_learning import warm_up
 from benchmarks.machine import described_machine, machines_of
-from benchmarks.warm_system import Options, warm_system
+from benchmarks.warm_system import Options, Service, warm_system
 from benchmarks.whole_runs import RunFiles, files_of, with_steps
 
 RESULTS = Path(__file__).with_name("results")
@@ -31,12 +33,24 @@ _WITHIN = 1.05
 
 @dataclass(frozen=True)
 class LearnedTask:
-    """A task, and how far a run goes. `every` is in steps, between two evaluations."""
+    """A task, and how far a run goes. `every` is in steps, between two evaluations; `groups` of 8 are those of a step,
+    as its run file has them.
+    """
 
     config: Path
     target: float
     steps: int
     every: int
+    groups: int
+
+    @property
+    def services(self) -> Mapping[Service, Options]:
+        """Room for the groups of a step that trains and of as many as BOUND ahead, all decoded at once."""
+        ahead = self.groups * (BOUND + 1)
+        return {
+            "generator": {"engine.max-num-seqs": 8 * ahead},
+            "env-service": {"capacity": ahead, "concurrency.adaptive": "false"},
+        }
 
     def options(self, side: str, seed: int) -> Options:
         """The learner's options of a side."""
@@ -55,9 +69,9 @@ class LearnedTask:
 
 
 TASKS: Mapping[str, LearnedTask] = {
-    "addition": LearnedTask(Path("benchmarks/settings/addition.toml"), target=0.55, steps=160, every=10),
-    "arithmetic": LearnedTask(Path("examples/arithmetic/run.toml"), target=0.7, steps=48, every=3),
-    "maze": LearnedTask(Path("examples/maze/run.toml"), target=0.3, steps=48, every=3),
+    "addition": LearnedTask(Path("benchmarks/settings/addition.toml"), target=0.55, steps=160, every=10, groups=32),
+    "arithmetic": LearnedTask(Path("examples/arithmetic/run.toml"), target=0.7, steps=60, every=5, groups=16),
+    "maze": LearnedTask(Path("examples/maze/run.toml"), target=0.3, steps=60, every=5, groups=16),
 }
 SIDES = ("0", "1", "2", "4", str(BOUND), CHOSEN)
 
@@ -104,7 +118,8 @@ def main() -> None:
         task = TASKS[name]
         if task.config.parts[0] == "examples":
             warm_up(name)
-        with tempfile.TemporaryDirectory() as place, warm_system(task.config, folder=Path(place), options={}) as system:
+        with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+            system = stack.enter_context(warm_system(task.config, folder=Path(place), options=task.services))
             for seed in range(given.seeds):
                 for side in SIDES:
                     if given.resume and (name, side, seed) in runs:

@@ -20,6 +20,8 @@ def test_the_learner_takes_the_options_of_each(task: str, side: str, monkeypatch
     words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
     argv = ["--config", str(TASKS[task].config), *words]
     config = load_config(LearnerConfig, process="learner", argv=argv, environ={})
+    assert config.groups_per_step == TASKS[task].groups
+    assert config.rollouts.group_size == 8
     assert (config.max_lag, config.lag.adapt) == ((8, "gradient") if side == CHOSEN else (int(side), "off"))
 
 

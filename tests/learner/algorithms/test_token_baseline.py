@@ -71,7 +71,7 @@ def test_stale_tokens_give_as_much_energy_as_the_loss_lets_them() -> None:
     """Groups of rewards 1, 0 and 0, 1, of 2 and 3, and 2 and 1 tokens. Behavior 1 nat above at the first token: weight
     e^-1, squared e^-2; a nat below at the third: 1, the cap. Norms 0.5: energies e^-2/2 and 1/2 at the first place.
     """
-    preset = OtbConfig().preset()
+    preset = OtbConfig(ratio_cap=1.0).preset()
     assert preset.advantages is not None
     assert preset.passes.logit_norms
     batch = batch_of(POLICY + doubles(1, 0, -1, 0, 0, 0, 0, 0), POLICY)
