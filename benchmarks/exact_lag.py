@@ -47,6 +47,7 @@ _OTHER_CORRECTIONS: Mapping[str, Mapping[str, object]] = {
 _BOUNDS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "grpo, at most 1": ("grpo", {"algo.correction-cap": 1.0}),
     "grpo, at most 5": ("grpo", {"algo.correction-cap": 5.0}),
+    "grpo, at most 10": ("grpo", {"algo.correction-cap": 10.0}),
     "reinforce, at most 2": ("reinforce", {"algo.ratio-cap": 2.0}),
     "reinforce, at most 5": ("reinforce", {"algo.ratio-cap": 5.0}),
     "rloo, at most 2": ("rloo", {"algo.ratio-cap": 2.0}),
@@ -59,6 +60,7 @@ _BOUNDS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "rae, at most 5": ("rae", {"algo.ratio-cap": 5.0}),
     "reinforce_pp, at most 5": ("reinforce_pp", {"algo.correction-cap": 5.0}),
     "ppo, at most 5": ("ppo", {"algo.correction-cap": 5.0, **CRITIC}),
+    "ppo_head, at most 5": ("ppo", {"algo.correction-cap": 5.0, **CRITIC, "training.critic.kind": "head"}),
 }
 """Upper bounds of the ratio to the behavior policy, beside the algorithms' own: 2 of grpo, 1 of reinforce and rloo,
 1.28 of cispo.
@@ -293,8 +295,7 @@ def _preset_line(name: str, there: Sequence[AgedRun]) -> str:
 
 
 def _bound_line(name: str, there: Sequence[AgedRun]) -> str:
-    algo, _ = _BOUNDS[name]
-    fresh = _mean([row for row in there if _is(row, algo, FRESH)])
+    fresh = _mean([row for row in there if _is(row, name.partition(",")[0], FRESH)])
     rows = [[row for row in there if _is(row, name, setting)] for setting in (OLD, STALE)]
     losses = " | ".join(_less(_mean(some), fresh) for some in rows)
     settings = _set(next(row for some in rows for row in some))
