@@ -32,7 +32,7 @@ STALE_SERVICES: Mapping[Service, Options] = {
 }
 """Six steps' groups in flight, all decoded at once: without that, tokens do not become four versions old."""
 CAPS: Mapping[str, tuple[str, Sequence[float]]] = {
-    "rloo": ("algo.ratio-cap", (1.0, 5.0)),
+    "rloo": ("algo.ratio-cap", (1.0, 2.0, 5.0)),
     "cispo": ("algo.ratio-high", (0.28, 4.0)),
 }
 """The setting of each algorithm, and its values; of cispo the bound less 1."""
