@@ -694,8 +694,8 @@ class LearnerConfig(ProcessConfig):
             return ""
         return (
             f"{self.algo.lost_to_age}, and max_lag {self.max_lag} with {updates} update{'' if updates == 1 else 's'} a "
-            "step lets them become old: with 8 and 4 it lost within 60 steps all that it had learned, with 4 and 1 it "
-            "learned as well as others (docs/results.md). Lower max_lag or training.updates_per_step, or take grpo, "
+            "step lets them become old: with 8 and 4 it lost all that it had learned, or most, on sums of two numbers "
+            "(docs/results.md). Lower max_lag or training.updates_per_step, or take grpo, "
             "gspo or gmpo"
         )
 

@@ -33,6 +33,10 @@ class Algorithm(Knobs):
     """It compares a group's rewards with that of an answer sampled at temperature 0."""
     of_groups: ClassVar[bool] = False
     """It makes of a group what it would make of it in any other step, unless a knob says otherwise."""
+    unclipped: ClassVar[bool] = False
+    """Its ratio is to the behavior policy alone, and nothing stops a token that a step's updates move: measured to lose
+    what it had learned, where tokens were many updates old.
+    """
 
     type: str
 
@@ -63,7 +67,7 @@ class Algorithm(Knobs):
         """Reason why tokens of many updates ago took from it what it had learned, where that was measured; empty where
         they did not.
         """
-        return ""
+        return f"algo {self.type} clips nothing within a step" if self.unclipped else ""
 
     @property
     def young_only(self) -> str:

@@ -41,7 +41,14 @@ def test_groups_of_one_are_doubted_where_the_algorithm_compares(algo: str) -> No
     assert f"group_size is 1, and {algo} compares" in _said(_learner(rollouts=alone, algo={"type": algo}))
 
 
-@pytest.mark.parametrize("algo", [{"type": "sapo"}, {"type": "rloo", "policy_loss": "sequence_clip"}])
+@pytest.mark.parametrize(
+    "algo",
+    [
+        {"type": "sapo"},
+        {"type": "rloo", "policy_loss": "sequence_clip"},
+        *({"type": name} for name in ("reinforce", "rloo", "cispo", "opo", "rae", "remax")),
+    ],
+)
 def test_tokens_that_are_too_old_for_the_loss_are_doubted(algo: JsonValue) -> None:
     assert f"{algo['type']} " in _said(_learner(algo=algo, max_lag=8, training={"updates_per_step": 4}))  # type: ignore[index,call-overload]
     assert "16 with 1 update a step" in _said(_learner(algo=algo, max_lag=16))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 class CispoConfig(GroupAlgorithm):
     """REINFORCE whose weights, the ratios to the behavior policy, are clipped. Source: MiniMax-M1, arXiv 2506.13585."""
+
+    unclipped: ClassVar[bool] = True
 
     type: Literal["cispo"] = "cispo"
     ratio_low: float = Field(

@@ -21,6 +21,8 @@ class OpoConfig(Algorithm, StreamedKnobs, RatioCapKnobs):
     """
 
     of_groups: ClassVar[bool] = True
+    unclipped: ClassVar[bool] = True
+
     type: Literal["opo"] = "opo"
 
     def preset(self) -> Preset:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,8 @@ class RaeConfig(Algorithm, StreamedKnobs, RatioCapKnobs):
     Source: role-conditioned advantage estimation of SPIRAL, arXiv 2506.24119; here a truncated ratio to the behavior
     policy corrects stale tokens.
     """
+
+    unclipped: ClassVar[bool] = True
 
     type: Literal["rae"] = "rae"
     baseline_decay: float = Field(

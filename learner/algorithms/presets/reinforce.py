@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from learner.algorithms.algorithm import GroupAlgorithm
 from learner.algorithms.knobs import RatioCapKnobs, ratio_cap
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 class ReinforceConfig(GroupAlgorithm, RatioCapKnobs):
     """REINFORCE with the group as baseline, off-policy by a truncated ratio to the behavior policy."""
+
+    unclipped: ClassVar[bool] = True
 
     type: Literal["reinforce"] = "reinforce"
     ratio_cap: float | None = ratio_cap("2 to 10 is AIPO's")

@@ -23,6 +23,7 @@ class RemaxConfig(Algorithm, UnshapedKnobs, KlKnobs, RatioCapKnobs, TeacherKnobs
 
     greedy_baseline: ClassVar[bool] = True
     of_groups: ClassVar[bool] = True
+    unclipped: ClassVar[bool] = True
 
     type: Literal["remax"] = "remax"
     kl_in: Literal["loss", "reward"] = KlKnobs.place("reward")

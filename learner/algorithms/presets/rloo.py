@@ -33,7 +33,9 @@ class RlooConfig(Algorithm, StreamedKnobs, CorrectionKnobs, RatioCapKnobs):
 
     @property
     def lost_to_age(self) -> str:
-        return "algo rloo with sequence_clip has one clip for the product over a trajectory" if self.corrects else ""
+        if self.corrects:
+            return "algo rloo with sequence_clip has one clip for the product over a trajectory"
+        return "algo rloo clips nothing within a step"
 
     def unused_knobs(self) -> dict[str, str]:
         unused = super().unused_knobs()
