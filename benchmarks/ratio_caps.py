@@ -1,6 +1,6 @@
 """The upper bound of the ratio to the behavior policy, where tokens are old: arithmetic and mazes of several turns.
 
-    .venv/bin/python -m benchmarks.ratio_caps [--seeds 3] [--only TASK ...] [--algo rloo ...] [--resume] [--report]
+    .venv/bin/python -m benchmarks.ratio_caps [--seeds 3] [--only TASK ...] [--resume] [--report]
 
 Whole systems from the examples' warm starts, at max_lag 4 with as much in flight as it permits (`lag.pacing = "full"`)
 and no guard. The sides differ in the bound alone, and take turns; the services of a task stay up. The third task is
@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.env_learning import warm_up
 from benchmarks.machine import described_machine, machines_of
@@ -31,11 +32,38 @@ STALE_SERVICES: Mapping[Service, Options] = {
     "env-service": {"capacity": 96, "concurrency.adaptive": "false"},
 }
 """Six steps' groups in flight, all decoded at once: without that, tokens do not become four versions old."""
-CAPS: Mapping[str, tuple[str, Sequence[float]]] = {
-    "rloo": ("algo.ratio-cap", (1.0, 2.0, 5.0)),
-    "cispo": ("algo.ratio-high", (0.28, 4.0)),
-}
-"""The setting of each algorithm, and its values; of cispo the bound less 1."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """An algorithm with its upper bound of the ratio, and that of tokens of negative advantage where it is another."""
+
+    algo: str
+    cap: float
+    bad_cap: float | None = None
+
+    @property
+    def options(self) -> Options:
+        """Of the learner. cispo's setting is the bound less 1."""
+        if self.algo == "cispo":
+            return {"algo": self.algo, "algo.ratio-high": self.cap - 1}
+        bad = {} if self.bad_cap is None else {"algo.ratio-cap-bad": self.bad_cap}
+        return {"algo": self.algo, "algo.ratio-cap": self.cap, **bad}
+
+    @property
+    def told(self) -> str:
+        """In a table's cells."""
+        return f"| {self.algo} | {self.cap:g} | {self.cap if self.bad_cap is None else self.bad_cap:g} |"
+
+
+SIDES = (
+    Bounds("rloo", 1.0),
+    Bounds("rloo", 2.0),
+    Bounds("rloo", 5.0),
+    Bounds("rloo", 1.0, bad_cap=5.0),
+    Bounds("cispo", 1.28),
+    Bounds("cispo", 5.0),
+)
 _LIMIT_S = 1_800.0
 
 
@@ -44,8 +72,7 @@ class CappedRun:
     """Numbers of a run that has ended; `accuracies` are held out, by step, `lag` the mean of trained trajectories."""
 
     task: str
-    algo: str
-    cap: float
+    bounds: Bounds
     seed: int
     machine: str
     accuracies: dict[int, float]
@@ -53,9 +80,9 @@ class CappedRun:
     seconds: float
 
     @property
-    def key(self) -> tuple[str, str, float, int]:
+    def key(self) -> tuple[str, Bounds, int]:
         """Equal for a run and its repetition."""
-        return self.task, self.algo, self.cap, self.seed
+        return self.task, self.bounds, self.seed
 
     @property
     def after(self) -> float:
@@ -73,41 +100,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each side; default: %(default)s")
     parser.add_argument("--only", nargs="+", choices=list(STEPS), default=list(STEPS), help="these tasks alone")
-    parser.add_argument("--algo", nargs="+", choices=list(CAPS), default=list(CAPS), help="these algorithms alone")
     parser.add_argument("--resume", action="store_true", help="without the runs that the results have")
     parser.add_argument("--report", action="store_true", help="only rewrite the tables")
     given = parser.parse_args()
     store = RESULTS / "ratio_caps.json"
     known = json.loads(store.read_text(encoding="utf-8")) if store.exists() else []
-    runs = {run.key: run for run in (CappedRun(**with_steps(each, "accuracies")) for each in known)}
+    runs = {run.key: run for run in map(_read, known)}
     for task in () if given.report else given.only:
         warm_up(task)
         config = Path("examples", task, "run.toml")
         left = [
-            (algo, cap, seed)
+            (bounds, seed)
             for seed in range(given.seeds)
-            for algo in given.algo
-            for cap in CAPS[algo][1]
-            if not (given.resume and (task, algo, cap, seed) in runs)
+            for bounds in SIDES
+            if not (given.resume and (task, bounds, seed) in runs)
         ]
         with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
             system = stack.enter_context(warm_system(config, folder=Path(place), options=STALE_SERVICES))
-            for algo, cap, seed in left:
-                options = options_of(task, algo=algo, cap=cap, seed=seed)
-                ended = system.learn(f"{algo}-{cap:g}-{seed}", options=options, limit_s=_LIMIT_S)
-                run = _run_of(task, algo, cap, seed, files_of(ended.folder))
+            for number, (bounds, seed) in enumerate(left):
+                ended = system.learn(f"run-{number}", options=options_of(task, bounds, seed=seed), limit_s=_LIMIT_S)
+                run = _run_of(task, bounds, seed, files_of(ended.folder))
                 runs[run.key] = run
                 store.write_text(json.dumps([asdict(each) for each in runs.values()], indent=1) + "\n")
-                print(f"{task}, {algo} {cap:g}, seed {seed}: {run.accuracies[0]:.3f} to {run.after:.3f}", flush=True)
+                print(f"{task} {bounds.told} seed {seed}: {run.accuracies[0]:.3f} to {run.after:.3f}", flush=True)
     (RESULTS / "ratio_caps.md").write_text(table(list(runs.values())), encoding="utf-8")
 
 
-def options_of(task: str, *, algo: str, cap: float, seed: int) -> Options:
+def _read(known: Mapping[str, Any]) -> CappedRun:
+    return CappedRun(**{**with_steps(known, "accuracies"), "bounds": Bounds(**known["bounds"])})
+
+
+def options_of(task: str, bounds: Bounds, *, seed: int) -> Options:
     """The learner's options of a side."""
     steps = STEPS[task]
     return {
-        "algo": algo,
-        CAPS[algo][0]: cap,
+        **bounds.options,
         "steps": steps,
         "seed": seed,
         "rollouts.seed": seed,
@@ -120,12 +147,11 @@ def options_of(task: str, *, algo: str, cap: float, seed: int) -> Options:
     }
 
 
-def _run_of(task: str, algo: str, cap: float, seed: int, found: RunFiles) -> CappedRun:
+def _run_of(task: str, bounds: Bounds, seed: int, found: RunFiles) -> CappedRun:
     lags = {int(lag): count for lag, count in found.summary["lag_histogram"].items()}
     return CappedRun(
         task=task,
-        algo=algo,
-        cap=cap,
+        bounds=bounds,
         seed=seed,
         machine=described_machine(),
         accuracies=found.accuracies,
@@ -144,24 +170,22 @@ def table(runs: Sequence[CappedRun]) -> str:
         "temperature 1: the mean over the run's three evaluations, and the last of them; each the mean of the seeds, "
         "lowest and highest.",
         "",
-        "| task | algorithm | bound | over the run | at the end | mean lag | seeds |",
-        "|---|---|---|---|---|---|---|",
+        "| task | algorithm | bound of good tokens | of bad ones | over the run | at the end | mean lag | seeds |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for task in STEPS:
-        for algo, (_, caps) in CAPS.items():
-            for cap in caps:
-                some = [run for run in runs if run.key[:3] == (task, algo, cap)]
-                if some:
-                    lines.append(_row(some))
+        for bounds in SIDES:
+            some = [run for run in runs if run.task == task and run.bounds == bounds]
+            if some:
+                lines.append(_row(some))
     return "\n".join([*lines, "", *machines_of(run.machine for run in runs), ""])
 
 
 def _row(runs: Sequence[CappedRun]) -> str:
     first = runs[0]
-    bound = first.cap + 1 if first.algo == "cispo" else first.cap
     over, after = ([getattr(run, name) for run in runs] for name in ("over_the_run", "after"))
     lag = statistics.fmean(run.lag for run in runs)
-    return f"| {first.task} | {first.algo} | {bound:g} | {_spread(over)} | {_spread(after)} | {lag:.1f} | {len(runs)} |"
+    return f"| {first.task} {first.bounds.told} {_spread(over)} | {_spread(after)} | {lag:.1f} | {len(runs)} |"
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -131,6 +131,12 @@ class RatioCapKnobs(Knobs):
     """The bound of the ratio to the behavior policy, for losses that weigh tokens by it."""
 
     ratio_cap: float | None = ratio_cap()
+    ratio_cap_bad: float | None = Field(
+        None,
+        gt=0,
+        description="The same of tokens of negative advantage, in place of ratio_cap. One that has grown likely since "
+        "it was sampled is pushed down by its ratio; a low bound hinders that. none: as ratio_cap",
+    )
 
 
 class CorrectionKnobs(Knobs):
@@ -143,6 +149,12 @@ class CorrectionKnobs(Knobs):
         "uncorrected.",
     )
     correction_cap: float = Field(2.0, gt=0, description="Upper bound of the correction weight. Dimensionless.")
+    correction_cap_bad: float | None = Field(
+        None,
+        gt=0,
+        description="The same of tokens of negative advantage, in place of correction_cap: see ratio_cap_bad. none: as "
+        "correction_cap",
+    )
     correction_floor: float = Field(
         0.0, ge=0, description="Lower bound of the correction weight; above 0, no token loses all of its gradient."
     )
@@ -220,7 +232,7 @@ class CorrectionKnobs(Knobs):
             names = set(CorrectionKnobs.model_fields) - {"proximal"}
             return unused | dict.fromkeys(sorted(names), "proximal is behavior, which leaves no gap to correct")
         if self.correction == "none":
-            names = {"correction_cap", "correction_floor"}
+            names = {"correction_cap", "correction_cap_bad", "correction_floor"}
             if self.token_window is None:
                 names |= {"self_normalise"}
             unused |= dict.fromkeys(sorted(names), "correction is none")
@@ -235,11 +247,12 @@ class CorrectionKnobs(Knobs):
         for name, window in (("token_window", self.token_window), ("sequence_window", self.sequence_window)):
             if window is not None and not 0 <= window[0] <= window[1]:
                 raise ValueError(f"{name} is {list(window)}: expected two numbers, 0 <= low <= high")
-        if self.correction_floor > self.correction_cap:
-            raise ValueError(
-                f"correction_floor is {self.correction_floor:g}, above correction_cap, {self.correction_cap:g}: no "
-                "weight is within; lower the floor or raise the cap"
-            )
+        for name, cap in (("correction_cap", self.correction_cap), ("correction_cap_bad", self.correction_cap_bad)):
+            if cap is not None and self.correction_floor > cap:
+                raise ValueError(
+                    f"correction_floor is {self.correction_floor:g}, above {name}, {cap:g}: no weight is within; lower "
+                    "the floor or raise the cap"
+                )
         return self
 
 

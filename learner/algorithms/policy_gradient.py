@@ -21,6 +21,7 @@ from learner.algorithms.knobs import (
     CorrectionKnobs,
     DivergenceKnobs,
     PositiveKnobs,
+    RatioCapKnobs,
     RewardKnobs,
     SampledKnobs,
     ScaleKnobs,
@@ -265,6 +266,7 @@ def _rules(knobs: CorrectionKnobs) -> ratios.RatioRules:
     return ratios.RatioRules(
         weight=knobs.correction,
         cap=knobs.correction_cap,
+        bad_cap=knobs.correction_cap_bad,
         floor=knobs.correction_floor,
         token_window=None if knobs.token_window is None else ratios.RatioWindow(*knobs.token_window),
         sequence_window=None if knobs.sequence_window is None else ratios.RatioWindow(*knobs.sequence_window),
@@ -408,9 +410,9 @@ def to_behavior(loss: _ToBehavior) -> TokenLoss:
     )
 
 
-def reinforce(cap: float | None) -> TokenLoss:
+def reinforce(config: RatioCapKnobs) -> TokenLoss:
     """REINFORCE by a capped ratio to the behavior policy."""
-    return to_behavior(partial(policy_loss.reinforce, cap=cap))
+    return to_behavior(partial(policy_loss.reinforce, cap=config.ratio_cap, bad_cap=config.ratio_cap_bad))
 
 
 def sequence_clip(config: SequenceClipConfig, *, product: bool = False) -> TokenLoss:

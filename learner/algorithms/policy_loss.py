@@ -26,7 +26,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.algorithms.knobs import Aggregation
-from learner.algorithms.ratios import binary_kl, bounded, capped, finite, log_gap, ratio, sequence_means, sequence_sums
+from learner.algorithms.ratios import (
+    binary_kl,
+    bounded,
+    capped,
+    capped_by_sign,
+    finite,
+    log_gap,
+    ratio,
+    sequence_means,
+    sequence_sums,
+)
 
 
 @dataclass(frozen=True)
@@ -150,16 +160,23 @@ def cispo(
 
 
 def reinforce(
-    *, policy_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, cap: float | None
+    *,
+    policy_logprobs: Tensor,
+    behavior_logprobs: Tensor,
+    advantages: Tensor,
+    cap: float | None,
+    bad_cap: float | None = None,
 ) -> PolicyLoss:
-    """-sg(min(rho, cap)) A policy; `cap = None` leaves rho as it is (up to exp(20)).
+    """-sg(min(rho, cap)) A policy; `cap = None` leaves rho as it is (up to exp(20)). `bad_cap`, if there is one, takes
+    its place where the advantage is negative.
 
     A cap of 1 is REINFORCE with truncated importance sampling (doi 10.1198/106186008X320456), one of 2 to 10 AIPO of
     LlamaRL (arXiv 2505.24034).
     """
     plain = ratio(numerator=policy_logprobs, denominator=behavior_logprobs).detach()
-    losses = -capped(plain, cap) * advantages * finite(policy_logprobs)
-    return PolicyLoss(losses=losses, clipped=None if cap is None else plain > cap)
+    weights = capped_by_sign(plain, cap, bad_cap, advantages=advantages)
+    losses = -weights * advantages * finite(policy_logprobs)
+    return PolicyLoss(losses=losses, clipped=None if cap is None and bad_cap is None else plain > weights)
 
 
 def topr(

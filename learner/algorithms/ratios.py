@@ -96,6 +96,13 @@ def capped(ratios: Tensor, cap: float | None) -> Tensor:
     return ratios if cap is None else ratios.clamp(max=cap)
 
 
+def capped_by_sign(ratios: Tensor, cap: float | None, bad_cap: float | None, *, advantages: Tensor) -> Tensor:
+    """min(ratio, cap), and min(ratio, bad_cap) where the advantage is negative; a `bad_cap` of None is `cap`."""
+    if bad_cap is None:
+        return capped(ratios, cap)
+    return torch.where(advantages < 0, ratios.clamp(max=bad_cap), capped(ratios, cap))
+
+
 def sequence_sums(*, values: Tensor, sequences: Tensor, count: int) -> Tensor:
     """The sum of each sequence's `values` [N], as [count]; `sequences` [N] int64 says whose each token is.
 
@@ -286,10 +293,12 @@ class RatioRules:
     `weight`: `truncate`, `sequence` and `geometric` as the functions of these names, within `floor` and `cap`; `none`
     is 1 or, under a `token_window`, w itself, which is IcePop. The windows filter as `mask_token` and `mask_sequence`
     do, `token_veto` as `veto`, `divergence_limit` as `mask_divergence`, `binary_kl_limit` as `mask_binary_kl`.
+    `bad_cap` is the cap of tokens of negative advantage; of None it is `cap`.
     """
 
     weight: Weight = "truncate"
     cap: float = 2.0
+    bad_cap: float | None = None
     floor: float = 0.0
     token_window: RatioWindow | None = None
     sequence_window: RatioWindow | None = None
@@ -453,7 +462,9 @@ def correct(gap: Gap, rules: RatioRules, *, advantages: Tensor) -> TokenCorrecti
     """All corrections of `rules` at once: the weight that `rules.weight` names, 0 for filtered tokens."""
     kept = kept_for(gap, rules, advantages=advantages)
     plain = _plain_weights(gap, rules)
-    weights = plain if rules.weight == "none" else plain.clamp(rules.floor, rules.cap)
+    weights = plain
+    if rules.weight != "none":
+        weights = capped_by_sign(plain, rules.cap, rules.bad_cap, advantages=advantages).clamp(min=rules.floor)
     return TokenCorrections(weights=torch.where(kept, weights, 0.0), kept=kept, bounded=kept & (weights != plain))
 
 

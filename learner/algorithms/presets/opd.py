@@ -47,7 +47,8 @@ class OpdConfig(Algorithm, UnshapedKnobs, RatioCapKnobs, DivergenceKnobs):
         unused = super().unused_knobs()
         if self.compared_by is None:
             return unused
-        return {**unused, "ratio_cap": f"divergence is {self.divergence}, which no ratio corrects"}
+        reason = f"divergence is {self.divergence}, which no ratio corrects"
+        return unused | dict.fromkeys(RatioCapKnobs.model_fields, reason)
 
     def preset(self) -> Preset:
         """The teacher's logprob less the policy's, token by token; or the divergence from it alone."""
@@ -63,7 +64,7 @@ class OpdConfig(Algorithm, UnshapedKnobs, RatioCapKnobs, DivergenceKnobs):
             self,
             name=self.type,
             estimator=nothing if compares else _gaps,
-            loss=reinforce(self.ratio_cap),
+            loss=reinforce(self),
             passes=Passes(proximal=not compares, teacher=not compares),
             to_behavior=True,
         )

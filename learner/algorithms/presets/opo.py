@@ -40,6 +40,6 @@ class OpoConfig(Algorithm, StreamedKnobs, RatioCapKnobs):
             self,
             name=self.type,
             estimator=trajectory_level(estimate),
-            loss=reinforce(self.ratio_cap),
+            loss=reinforce(self),
             to_behavior=True,
         )

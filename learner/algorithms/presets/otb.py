@@ -51,7 +51,7 @@ class OtbConfig(Algorithm, StreamedKnobs, RatioCapKnobs):
             self,
             name=self.type,
             estimator=estimate,
-            loss=reinforce(self.ratio_cap),
+            loss=reinforce(self),
             passes=Passes(logit_norms=True),
             to_behavior=True,
         )

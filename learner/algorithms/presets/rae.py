@@ -64,6 +64,4 @@ class RaeConfig(Algorithm, StreamedKnobs, RatioCapKnobs):
                 carried=replace(batch.carried, baselines=made.baselines),
             )
 
-        return policy_gradient(
-            self, name=self.type, estimator=estimate, loss=reinforce(self.ratio_cap), to_behavior=True
-        )
+        return policy_gradient(self, name=self.type, estimator=estimate, loss=reinforce(self), to_behavior=True)

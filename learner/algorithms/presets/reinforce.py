@@ -23,4 +23,4 @@ class ReinforceConfig(GroupAlgorithm, RatioCapKnobs):
         """Group advantages, weighted by a capped ratio."""
         from learner.algorithms.policy_gradient import of_group, reinforce
 
-        return of_group(self, reinforce(self.ratio_cap), to_behavior=True)
+        return of_group(self, reinforce(self), to_behavior=True)

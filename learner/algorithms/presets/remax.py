@@ -44,7 +44,5 @@ class RemaxConfig(Algorithm, UnshapedKnobs, KlKnobs, RatioCapKnobs, TeacherKnobs
             mean = float(greedy.mean()) if len(greedy) else 0.0
             return Advantages(advantages=made[batch.sequences], means={"greedy_reward": mean})
 
-        preset = policy_gradient(
-            self, name=self.type, estimator=estimate, loss=reinforce(self.ratio_cap), to_behavior=True
-        )
+        preset = policy_gradient(self, name=self.type, estimator=estimate, loss=reinforce(self), to_behavior=True)
         return replace(preset, greedy_baseline=True)

@@ -40,7 +40,8 @@ class RlooConfig(Algorithm, StreamedKnobs, CorrectionKnobs, RatioCapKnobs):
     def unused_knobs(self) -> dict[str, str]:
         unused = super().unused_knobs()
         if self.corrects:
-            return {**unused, "ratio_cap": "policy_loss is sequence_clip, and only reinforce has a cap"}
+            reason = "policy_loss is sequence_clip, and only reinforce has a cap"
+            return unused | dict.fromkeys(RatioCapKnobs.model_fields, reason)
         reason = "policy_loss is reinforce, whose ratio is to the behavior policy already, and only sequence_clip clips"
         return unused | dict.fromkeys(("clip_low", "clip_high", *sorted(CorrectionKnobs.model_fields)), reason)
 
@@ -56,6 +57,6 @@ class RlooConfig(Algorithm, StreamedKnobs, CorrectionKnobs, RatioCapKnobs):
             estimator=trajectory_level(
                 lambda batch, rewards: advantages.leave_one_out(rewards=rewards, groups=batch.groups)
             ),
-            loss=reinforce(self.ratio_cap) if weighted else sequence_clip(self, product=True),
+            loss=reinforce(self) if weighted else sequence_clip(self, product=True),
             to_behavior=weighted,
         )
