@@ -61,9 +61,21 @@ _BOUNDS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "reinforce_pp, at most 5": ("reinforce_pp", {"algo.correction-cap": 5.0}),
     "ppo, at most 5": ("ppo", {"algo.correction-cap": 5.0, **CRITIC}),
     "ppo_head, at most 5": ("ppo", {"algo.correction-cap": 5.0, **CRITIC, "training.critic.kind": "head"}),
+    **{
+        f"{name}, 1 and 5": (algo, {"algo.correction-cap": 1.0, "algo.correction-cap-bad": 5.0, **extra})
+        for name, algo, extra in (
+            ("grpo", "grpo", {}),
+            ("reinforce_pp", "reinforce_pp", {}),
+            ("ppo", "ppo", CRITIC),
+            ("ppo_head", "ppo", {**CRITIC, "training.critic.kind": "head"}),
+        )
+    },
+    **{
+        f"{name}, 1 and 5": (name, {"algo.ratio-cap-bad": 5.0}) for name in ("reinforce", "rloo", "opo", "remax", "rae")
+    },
 }
-"""Upper bounds of the ratio to the behavior policy, beside the algorithms' own: 2 of grpo, 1 of reinforce and rloo,
-1.28 of cispo.
+"""Upper bounds of the ratio to the behavior policy, beside the algorithms' own: 2 of grpo, ppo and reinforce_pp, 1.28
+of cispo, 1 of the others. "1 and 5": 1 of good tokens, 5 of bad ones, whose advantage is negative.
 """
 _NOT_COMPARED = ("gigpo", "hgpo", "grpo again", "opd")
 
@@ -258,7 +270,9 @@ def report(rows: Mapping[Any, AgedRun], runs: Sequence[AlgorithmRun]) -> str:
         "",
         "## Upper bounds of the ratio to the behavior policy",
         "",
-        "Beside the algorithms' own, which the table above has. Fresh tokens have a ratio of 1, which no bound cuts.",
+        "Beside the algorithms' own, which the table above has: 2 of grpo, ppo and reinforce_pp, 1.28 of cispo, 1 of",
+        "the others. 1 and 5: 1 of good tokens, 5 of bad ones, whose advantage is negative. Fresh tokens have a ratio",
+        "of 1, which no bound cuts.",
         "",
         f"| bound | {OLD.told} | {STALE.told} | lag 4 loses | lag 8 loses | set |",
         "|---|---|---|---|---|---|",
