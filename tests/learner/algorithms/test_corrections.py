@@ -94,6 +94,16 @@ def test_a_floor_leaves_no_token_without_a_gradient_and_raises_no_filtered_one()
     assert filtered.bounded.tolist() == [True, False, False, False, False, False]
 
 
+def test_bad_tokens_have_a_cap_of_their_own() -> None:
+    # 4, 0.3 and the first 2 are good; the other two and 0.9 are bad.
+    apart = correct(RatioRules(cap=1.0, bad_cap=5.0))
+    assert apart.weights.tolist() == pytest.approx([1, 0.3, 1, 2, 2, 0.9])
+    assert apart.bounded.tolist() == [True, False, True, False, False, False]
+    below = correct(RatioRules(cap=5.0, bad_cap=1.5, floor=0.5))
+    assert below.weights.tolist() == pytest.approx([4, 0.5, 2, 1.5, 1.5, 0.9])
+    assert correct(RatioRules(cap=3.0, bad_cap=3.0)).weights.tolist() == correct(RatioRules(cap=3.0)).weights.tolist()
+
+
 def test_one_extreme_token_vetoes_its_whole_trajectory_and_no_other() -> None:
     # 0.3 is below 0.5 and takes 4 along; 0.9 is not below.
     vetoed = ratios.veto(GAP, 0.5)

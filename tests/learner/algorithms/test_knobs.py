@@ -34,6 +34,8 @@ def test_a_floor_of_the_weights_is_not_above_their_cap() -> None:
     with pytest.raises(ValidationError, match=r"correction_floor is 3, above correction_cap, 2: no weight is within"):
         CorrectionKnobs.model_validate({"correction_floor": 3.0})
     assert CorrectionKnobs.model_validate({"correction_floor": 3.0, "correction_cap": 3.0}).correction_floor == 3.0
+    with pytest.raises(ValidationError, match=r"correction_floor is 0.5, above correction_cap_bad, 0.1: no weight"):
+        CorrectionKnobs.model_validate({"correction_floor": 0.5, "correction_cap_bad": 0.1})
 
 
 def test_k1_in_the_loss_has_a_gradient_once_it_is_weighted_by_the_ratio() -> None:
@@ -94,6 +96,7 @@ UNUSED: list[tuple[type[Knobs], dict[str, object], str, str]] = [
     (EntropyKnobs, {"entropy_coefficient": 0.1, "entropy_limit": 0.2}, "entropy_limit", "entropy_target is not set"),
     (CorrectionKnobs, {"second_moment_limit": 0.04, "count_left_out": True}, "count_left_out", "nothing is left out"),
     (CorrectionKnobs, {"correction": "none", "correction_floor": 0.5}, "correction_floor", "correction is none"),
+    (CorrectionKnobs, {"correction": "none", "correction_cap_bad": 5.0}, "correction_cap_bad", "correction is none"),
     (CorrectionKnobs, {"correction": "none", "self_normalise": True}, "self_normalise", "correction is none"),
     (CorrectionKnobs, {"proximal": "behavior", "token_veto": 0.1}, "token_veto", "leaves no gap to correct"),
     (KlKnobs, {"kl_ratio": True}, "kl_ratio", "kl_coefficient is 0"),
@@ -125,6 +128,7 @@ def test_a_knob_without_effect_is_refused_with_the_reason_even_at_its_default(
         ({"type": "rloo", "clip_low": 0.1}, "clip_low"),
         ({"type": "rloo", "correction": "truncate"}, "correction"),
         ({"type": "rloo", "policy_loss": "sequence_clip", "ratio_cap": 2.0}, "ratio_cap"),
+        ({"type": "rloo", "policy_loss": "sequence_clip", "ratio_cap_bad": 2.0}, "ratio_cap_bad"),
         ({"type": "dpo", "loss": "ipo", "label_smoothing": 0.1}, "label_smoothing"),
         ({"type": "dpo", "simpo_margin": 1.0}, "simpo_margin"),
         ({"type": "dpo", "good_weight": 2.0}, "good_weight"),

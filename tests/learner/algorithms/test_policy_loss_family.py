@@ -82,9 +82,13 @@ def cispo(tokens: Tokens, clip_low: float = 1.0) -> PolicyLoss:
     )
 
 
-def reinforce(tokens: Tokens, cap: float | None = 1.0) -> PolicyLoss:
+def reinforce(tokens: Tokens, cap: float | None = 1.0, bad_cap: float | None = None) -> PolicyLoss:
     return policy_loss.reinforce(
-        policy_logprobs=tokens.policy, behavior_logprobs=tokens.behavior, advantages=tokens.advantages, cap=cap
+        policy_logprobs=tokens.policy,
+        behavior_logprobs=tokens.behavior,
+        advantages=tokens.advantages,
+        cap=cap,
+        bad_cap=bad_cap,
     )
 
 
@@ -375,6 +379,18 @@ def test_reinforce_weights_by_the_ratio_up_to_its_cap() -> None:
     assert flags(reinforce(likelier)) == [True]
     assert flags(reinforce(rarer)) == [False]
     assert reinforce(likelier, cap=None).clipped is None
+
+
+def test_reinforce_bounds_a_bad_token_by_a_cap_of_its_own() -> None:
+    good, bad = one_token(0.3, 0.1, advantage=2.0), one_token(0.4, 0.1, advantage=-1.0)
+    # Ratios of 3 and 4; a bad token that has become likely is pushed down by all of it, or by what its cap leaves.
+    for bad_cap, weight in ((None, 1.0), (2.0, 2.0), (5.0, 4.0)):
+        loss = partial(reinforce, cap=1.0, bad_cap=bad_cap)
+        assert policy_gradient(loss, good).tolist() == pytest.approx([-2])
+        assert policy_gradient(loss, bad).tolist() == pytest.approx([weight])
+    assert flags(reinforce(bad, cap=1.0, bad_cap=5.0)) == [False]
+    assert flags(reinforce(bad, cap=None, bad_cap=2.0)) == [True]
+    assert flags(reinforce(good, cap=None, bad_cap=2.0)) == [False]
 
 
 @pytest.mark.parametrize(

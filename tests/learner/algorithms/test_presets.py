@@ -122,6 +122,8 @@ STREAMED = [
     ("grpo", {"correction": "sequence", "truncated": "mask", "reward_scale": 2.0, "reward_clip": 1.0}),
     ("grpo", {"proximal": "behavior"}),
     ("grpo", {"correction": "geometric", "correction_floor": 0.5, "self_normalise": True, "token_veto": 1e-4}),
+    ("grpo", {"correction_cap": 1.0, "correction_cap_bad": 5.0}),
+    ("rloo", {"ratio_cap_bad": 5.0}),
     ("grpo", {"divergence_limit": 0.5, "advantage_scale": "batch", "kl_coefficient": 0.01, "kl_ratio": True}),
     ("grpo", {"second_moment_limit": 0.04, "clip_low": 1.0, "clip_high": 4.0}),
     ("grpo", {"binary_kl_limit": 2.0, "second_moment_limit": 0.04, "token_veto": 1e-4, "count_left_out": True}),
