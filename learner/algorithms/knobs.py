@@ -131,6 +131,11 @@ class RatioCapKnobs(Knobs):
     """The bound of the ratio to the behavior policy, for losses that weigh tokens by it."""
 
     ratio_cap: float | None = ratio_cap()
+
+
+class SignedRatioCapKnobs(RatioCapKnobs):
+    """Bounds of that ratio for good tokens and for bad ones."""
+
     ratio_cap_bad: float | None = Field(
         None,
         gt=0,

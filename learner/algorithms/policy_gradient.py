@@ -25,6 +25,7 @@ from learner.algorithms.knobs import (
     RewardKnobs,
     SampledKnobs,
     ScaleKnobs,
+    SignedRatioCapKnobs,
 )
 from learner.algorithms.old_tokens import LEFT_OUT_OF_OLD, OldTokenBound
 from learner.algorithms.policy_loss import PolicyLoss, negative_log_likelihood, token_denominator, token_weights
@@ -412,7 +413,8 @@ def to_behavior(loss: _ToBehavior) -> TokenLoss:
 
 def reinforce(config: RatioCapKnobs) -> TokenLoss:
     """REINFORCE by a capped ratio to the behavior policy."""
-    return to_behavior(partial(policy_loss.reinforce, cap=config.ratio_cap, bad_cap=config.ratio_cap_bad))
+    bad_cap = config.ratio_cap_bad if isinstance(config, SignedRatioCapKnobs) else None
+    return to_behavior(partial(policy_loss.reinforce, cap=config.ratio_cap, bad_cap=bad_cap))
 
 
 def sequence_clip(config: SequenceClipConfig, *, product: bool = False) -> TokenLoss:

@@ -29,7 +29,7 @@ from services.config.options import (
 
 ALL = "--all"
 _WIDTH = 118
-_MAX_LINES = 114
+_MAX_LINES = 116
 _TAG_FIELDS = ("source", "type", "kind")
 
 

@@ -47,8 +47,7 @@ class OpdConfig(Algorithm, UnshapedKnobs, RatioCapKnobs, DivergenceKnobs):
         unused = super().unused_knobs()
         if self.compared_by is None:
             return unused
-        reason = f"divergence is {self.divergence}, which no ratio corrects"
-        return unused | dict.fromkeys(RatioCapKnobs.model_fields, reason)
+        return {**unused, "ratio_cap": f"divergence is {self.divergence}, which no ratio corrects"}
 
     def preset(self) -> Preset:
         """The teacher's logprob less the policy's, token by token; or the divergence from it alone."""

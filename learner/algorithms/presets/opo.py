@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from learner.algorithms.algorithm import Algorithm
-from learner.algorithms.knobs import RatioCapKnobs, StreamedKnobs
+from learner.algorithms.knobs import SignedRatioCapKnobs, StreamedKnobs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from learner.algorithms.preset import Preset, ScoredBatch
 
 
-class OpoConfig(Algorithm, StreamedKnobs, RatioCapKnobs):
+class OpoConfig(Algorithm, StreamedKnobs, SignedRatioCapKnobs):
     """REINFORCE whose baseline weighs the rewards of the group by the lengths of their trajectories.
 
     Source: on-policy RL with optimal reward baseline, arXiv 2505.23585, which trains on fresh samples alone; here a

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from learner.algorithms.algorithm import Algorithm
-from learner.algorithms.knobs import RatioCapKnobs, StreamedKnobs
+from learner.algorithms.knobs import SignedRatioCapKnobs, StreamedKnobs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from learner.algorithms.preset import Advantages, Preset, Rewards, ScoredBatch
 
 
-class RaeConfig(Algorithm, StreamedKnobs, RatioCapKnobs):
+class RaeConfig(Algorithm, StreamedKnobs, SignedRatioCapKnobs):
     """REINFORCE whose baseline is a running mean of what the policy got as this player of this environment.
 
     Source: role-conditioned advantage estimation of SPIRAL, arXiv 2506.24119; here a truncated ratio to the behavior

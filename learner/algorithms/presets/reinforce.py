@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from learner.algorithms.algorithm import GroupAlgorithm
-from learner.algorithms.knobs import RatioCapKnobs, ratio_cap
+from learner.algorithms.knobs import SignedRatioCapKnobs, ratio_cap
 
 if TYPE_CHECKING:
     from learner.algorithms.preset import Preset
 
 
-class ReinforceConfig(GroupAlgorithm, RatioCapKnobs):
+class ReinforceConfig(GroupAlgorithm, SignedRatioCapKnobs):
     """REINFORCE with the group as baseline, off-policy by a truncated ratio to the behavior policy."""
 
     unclipped: ClassVar[bool] = True

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from learner.algorithms.algorithm import Algorithm
-from learner.algorithms.knobs import KlKnobs, RatioCapKnobs, TeacherKnobs, UnshapedKnobs
+from learner.algorithms.knobs import KlKnobs, SignedRatioCapKnobs, TeacherKnobs, UnshapedKnobs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from learner.algorithms.preset import Advantages, Preset, Rewards, ScoredBatch
 
 
-class RemaxConfig(Algorithm, UnshapedKnobs, KlKnobs, RatioCapKnobs, TeacherKnobs):
+class RemaxConfig(Algorithm, UnshapedKnobs, KlKnobs, SignedRatioCapKnobs, TeacherKnobs):
     """REINFORCE whose baseline is the reward of the policy's greedy answer to the same task, sampled for that alone.
 
     Source: ReMax, arXiv 2310.10505, which trains on fresh samples alone; here a truncated ratio to the behavior policy

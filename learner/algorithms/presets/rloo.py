@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from learner.algorithms.algorithm import Algorithm
-from learner.algorithms.knobs import CorrectionKnobs, KlKnobs, RatioCapKnobs, StreamedKnobs, clip_high, clip_low
+from learner.algorithms.knobs import CorrectionKnobs, KlKnobs, SignedRatioCapKnobs, StreamedKnobs, clip_high, clip_low
 
 if TYPE_CHECKING:
     from learner.algorithms.preset import Preset
 
 
-class RlooConfig(Algorithm, StreamedKnobs, CorrectionKnobs, RatioCapKnobs):
+class RlooConfig(Algorithm, StreamedKnobs, CorrectionKnobs, SignedRatioCapKnobs):
     """REINFORCE whose baseline is the mean of the group's other rewards. Source: arXiv 2402.14740."""
 
     of_groups: ClassVar[bool] = True
@@ -41,7 +41,7 @@ class RlooConfig(Algorithm, StreamedKnobs, CorrectionKnobs, RatioCapKnobs):
         unused = super().unused_knobs()
         if self.corrects:
             reason = "policy_loss is sequence_clip, and only reinforce has a cap"
-            return unused | dict.fromkeys(RatioCapKnobs.model_fields, reason)
+            return unused | dict.fromkeys(SignedRatioCapKnobs.model_fields, reason)
         reason = "policy_loss is reinforce, whose ratio is to the behavior policy already, and only sequence_clip clips"
         return unused | dict.fromkeys(("clip_low", "clip_high", *sorted(CorrectionKnobs.model_fields)), reason)
 
