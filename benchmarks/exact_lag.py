@@ -47,6 +47,7 @@ _OTHER_CORRECTIONS: Mapping[str, Mapping[str, object]] = {
 _BOUNDS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "grpo, at most 1": ("grpo", {"algo.correction-cap": 1.0}),
     "grpo, at most 5": ("grpo", {"algo.correction-cap": 5.0}),
+    "grpo, 5 and 1": ("grpo", {"algo.correction-cap": 5.0, "algo.correction-cap-bad": 1.0}),
     "grpo, at most 10": ("grpo", {"algo.correction-cap": 10.0}),
     "reinforce, at most 2": ("reinforce", {"algo.ratio-cap": 2.0}),
     "reinforce, at most 5": ("reinforce", {"algo.ratio-cap": 5.0}),
