@@ -34,8 +34,8 @@ class Algorithm(Knobs):
     of_groups: ClassVar[bool] = False
     """It makes of a group what it would make of it in any other step, unless a knob says otherwise."""
     unclipped: ClassVar[bool] = False
-    """Its ratio is to the behavior policy alone, and nothing stops a token that a step's updates move: measured to lose
-    what it had learned, where tokens were many updates old.
+    """Nothing stops a token that a step's updates move: measured to lose what it had learned, where tokens were many
+    updates old.
     """
 
     type: str

@@ -24,6 +24,7 @@ class KlCovConfig(GroupAlgorithm, CorrectionKnobs):
     """
 
     of_groups: ClassVar[bool] = False
+    unclipped: ClassVar[bool] = True
     type: Literal["kl_cov"] = "kl_cov"
     covariance_share: float = Field(
         2e-3, gt=0, le=1, description="Tokens that are pulled, as a share of those of the step; at least one."
