@@ -321,7 +321,7 @@ def _correction_line(name: str, rows: Sequence[AgedRun], fresh: float | None) ->
     shares = [row.effective_sample for row in rows if row.effective_sample is not None]
     fell = sum(_fell(row) for row in rows)
     share = f"{statistics.fmean(shares):.2f}" if shares else ""
-    settings = rows[0].settings if rows else ""
+    settings = _set(rows[0]) if rows else ""
     return (
         f"| {name} | {_accuracy(rows)} | {_less(_mean(rows), fresh)} | {share} | {fell} of {len(rows)} | {settings} |"
     )
@@ -387,6 +387,7 @@ def main() -> None:
             rows[row.key] = row
             ended = row.failure or f"{row.before:.3f} to {row.after:.3f}"
             print(f"{number}/{len(left)} {row.variant}, lag {row.lag}, seed {row.seed}: {ended}", flush=True)
+            given.results.with_suffix(".md").write_text(report(rows, runs), encoding="utf-8")
     given.results.with_suffix(".md").write_text(report(rows, runs), encoding="utf-8")
 
 

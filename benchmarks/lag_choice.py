@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.env_learning import warm_up
 from benchmarks.machine import described_machine, machines_of
-from benchmarks.warm_system import Options, Service, warm_system
+from benchmarks.warm_system import Options, Service, room_for, warm_system
 from benchmarks.whole_runs import RunFiles, files_of, with_steps
 
 RESULTS = Path(__file__).with_name("results")
@@ -46,11 +46,7 @@ class LearnedTask:
     @property
     def services(self) -> Mapping[Service, Options]:
         """Room for the groups of a step that trains and of as many as BOUND ahead, all decoded at once."""
-        ahead = self.groups * (BOUND + 1)
-        return {
-            "generator": {"engine.max-num-seqs": 8 * ahead},
-            "env-service": {"capacity": ahead, "concurrency.adaptive": "false"},
-        }
+        return room_for(self.groups * (BOUND + 1))
 
     def options(self, side: str, seed: int) -> Options:
         """The learner's options of a side."""

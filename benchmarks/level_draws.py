@@ -22,7 +22,7 @@ from benchmarks import mixed_tasks
 from benchmarks.env_learning import warm_up
 from benchmarks.machine import described_machine, machines_of
 from benchmarks.warm_system import Options, warm_system
-from benchmarks.whole_runs import RunFiles, files_of, tokens_to, with_steps
+from benchmarks.whole_runs import RunFiles, files_of, median_told, tokens_to, tokens_told, with_steps
 
 RESULTS = Path(__file__).with_name("results")
 EVALUATION = 400
@@ -218,27 +218,18 @@ def _section(name: str, runs: Sequence[LevelledRun]) -> list[str]:
 
 
 def _row(run: LevelledRun) -> str:
-    tokens = " | ".join(_tokens(run.reached(target)) for target in TASKS[run.task].targets)
+    tokens = " | ".join(tokens_told(run.reached(target)) for target in TASKS[run.task].targets)
     return (
         f"| {run.by} | {run.seed} | {run.spread:.2f} | {run.accuracies[0]:.3f} | **{run.after:.3f}** | {tokens} "
         f"| {run.seconds:.0f} |"
     )
 
 
-def _tokens(count: int | None) -> str:
-    return "not reached" if count is None else f"{count:,}"
-
-
 def _mean(by: str, runs: Sequence[LevelledRun]) -> str:
     if not runs:
         return f"- {by}: not run"
-    told = []
-    for target in TASKS[runs[0].task].targets:
-        counts = [count for run in runs if (count := run.reached(target)) is not None]
-        middle = (
-            f"{statistics.median(counts):,.0f}" if len(counts) == len(runs) else f"{len(counts)} of {len(runs)} runs"
-        )
-        told.append(f"{middle} to {target:.0%}")
+    targets = TASKS[runs[0].task].targets
+    told = [f"{median_told([run.reached(target) for run in runs])} to {target:.0%}" for target in targets]
     after = [run.after for run in runs]
     return (
         f"- {by}: {statistics.fmean(after):.3f} at the end in the mean, {min(after):.3f} to {max(after):.3f}; tokens, "

@@ -20,18 +20,15 @@ from typing import Any
 
 from benchmarks.env_learning import warm_up
 from benchmarks.machine import described_machine, machines_of
-from benchmarks.warm_system import Options, Service, warm_system
+from benchmarks.warm_system import Options, room_for, warm_system
 from benchmarks.whole_runs import RunFiles, files_of, with_steps
 
 RESULTS = Path(__file__).with_name("results")
 EVALUATION = 300
 MAX_LAG = 4
 STEPS = {"arithmetic": 42, "maze": 42}
-STALE_SERVICES: Mapping[Service, Options] = {
-    "generator": {"engine.max-num-seqs": 1024},
-    "env-service": {"capacity": 96, "concurrency.adaptive": "false"},
-}
-"""Six steps' groups in flight, all decoded at once: without that, tokens do not become four versions old."""
+IN_FLIGHT = 6 * 16
+"""Six steps' groups: without that many, tokens do not become four versions old."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,7 @@ def main() -> None:
             if not (given.resume and (task, bounds, seed) in runs)
         ]
         with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
-            system = stack.enter_context(warm_system(config, folder=Path(place), options=STALE_SERVICES))
+            system = stack.enter_context(warm_system(config, folder=Path(place), options=room_for(IN_FLIGHT)))
             for number, (bounds, seed) in enumerate(left):
                 ended = system.learn(f"run-{number}", options=options_of(task, bounds, seed=seed), limit_s=_LIMIT_S)
                 run = _run_of(task, bounds, seed, files_of(ended.folder))

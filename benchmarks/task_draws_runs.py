@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.machine import described_machine, machines_of
-from benchmarks.whole_runs import RunFiles, run_headway, tokens_to, with_steps
+from benchmarks.whole_runs import RunFiles, median_told, run_headway, tokens_to, tokens_told, with_steps
 from env_service.environments.jsonl import split
 
 CONFIG = Path("examples/addition/run.toml")
@@ -161,7 +161,7 @@ def table(runs: Sequence[DrawnRun]) -> str:
     steps = max(runs[0].accuracies)
     rows = [
         f"| {run.by} | {run.seed} | {run.spread:.2f} | {run.accuracies[0]:.3f} | {run.middle:.3f} "
-        f"| **{run.accuracies[steps]:.3f}** | {' | '.join(_tokens(run.reached(each)) for each in TARGETS)} "
+        f"| **{run.accuracies[steps]:.3f}** | {' | '.join(tokens_told(run.reached(each)) for each in TARGETS)} "
         f"| {run.seconds:.0f} |"
         for run in runs
     ]
@@ -186,18 +186,9 @@ def table(runs: Sequence[DrawnRun]) -> str:
     )
 
 
-def _tokens(count: int | None) -> str:
-    return "not reached" if count is None else f"{count:,}"
-
-
 def _mean(by: str, runs: Sequence[DrawnRun]) -> str:
     ends = [run.accuracies[max(run.accuracies)] for run in runs]
-    medians = []
-    for target in TARGETS:
-        reached = [run.reached(target) for run in runs]
-        known = [count for count in reached if count is not None]
-        middle = f"{statistics.median(known):,.0f}" if len(known) == len(runs) else f"{len(known)} of {len(runs)} runs"
-        medians.append(f"{middle} to {target:.0%}")
+    medians = [f"{median_told([run.reached(target) for run in runs])} to {target:.0%}" for target in TARGETS]
     return f"- {by}: {statistics.fmean(ends):.3f} at the end in the mean; tokens, medians: {', '.join(medians)}"
 
 

@@ -26,6 +26,16 @@ _STARTS_WITHIN_S = 300
 _ENDS_WITHIN_S = 60
 
 
+def room_for(groups: int) -> Mapping[Service, Options]:
+    """Room for so many groups of 8 in flight, all decoded at once. What is outstanding does not follow the generator's
+    queue, which would keep tokens fresh.
+    """
+    return {
+        "generator": {"engine.max-num-seqs": 8 * groups},
+        "env-service": {"capacity": groups, "concurrency.adaptive": "false"},
+    }
+
+
 class LearnerFailed(Exception):
     """A learner that did not end well; the message says how, with the last of what it logged."""
 

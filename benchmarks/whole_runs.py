@@ -1,9 +1,10 @@
 """Running `headway up` for a benchmark, and reading what it left."""
 
 import json
+import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,17 @@ def tokens_to(target: float, accuracies: Mapping[int, float], sampled: Mapping[i
     """Tokens sampled up to the first evaluation of at least `target`; None if there was none. Both are by step."""
     found = [step for step, share in sorted(accuracies.items()) if share >= target]
     return sampled[found[0]] if found else None
+
+
+def tokens_told(count: int | None) -> str:
+    """In a table's cell: what `tokens_to` found."""
+    return "not reached" if count is None else f"{count:,}"
+
+
+def median_told(counts: Sequence[int | None]) -> str:
+    """The median of several runs' tokens to a target; how many reached it, where not all did."""
+    known = [count for count in counts if count is not None]
+    return f"{statistics.median(known):,.0f}" if len(known) == len(counts) else f"{len(known)} of {len(counts)} runs"
 
 
 def with_steps(item: Mapping[str, Any], *keys: str) -> dict[str, Any]:

@@ -46,7 +46,10 @@ def test_groups_of_one_are_doubted_where_the_algorithm_compares(algo: str) -> No
     [
         {"type": "sapo"},
         {"type": "rloo", "policy_loss": "sequence_clip"},
-        *({"type": name} for name in ("reinforce", "rloo", "cispo", "opo", "rae", "remax", "kl_cov")),
+        *(
+            {"type": name}
+            for name in ("reinforce", "rloo", "cispo", "opo", "rae", "remax", "kl_cov", "gvpo", "online_dpo")
+        ),
     ],
 )
 def test_tokens_that_are_too_old_for_the_loss_are_doubted(algo: JsonValue) -> None:

@@ -24,6 +24,7 @@ class GvpoConfig(Algorithm, StreamedKnobs):
     """
 
     of_groups: ClassVar[bool] = True
+    unclipped: ClassVar[bool] = True
     type: Literal["gvpo"] = "gvpo"
     beta: float = Field(
         0.1,

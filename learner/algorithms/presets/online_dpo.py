@@ -19,6 +19,7 @@ class OnlineDpoConfig(Algorithm):
     """
 
     wants_spread: ClassVar[bool] = True
+    unclipped: ClassVar[bool] = True
     type: Literal["online_dpo"] = "online_dpo"
     beta: float = Field(0.1, gt=0, description="How strongly the policy is held to the reference. Per nat.")
     label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="Probability that a preference is wrong.")
